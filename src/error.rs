@@ -1,0 +1,134 @@
+//! Every refusal of the extension with its SQLSTATE. Errors of the server itself pass through unchanged.
+
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::*;
+use pgrx::spi::SpiError;
+
+/// The longest key, in bytes: every index entry stays far below a B-tree's limit, also for incompressible text.
+pub const KEY_BYTES: usize = 255;
+
+/// What can be refused. No variant carries a saved request or response: the caller may be guessing keys.
+#[derive(Debug)]
+pub enum Error {
+    /// NULL account.
+    AccountRequired,
+    /// NULL or empty key, NULL or non-positive amount.
+    KeyAndAmountRequired,
+    /// A key of so many bytes.
+    KeyTooLong(usize),
+    /// A known key with another request; the names of the fields that differ, unless a purge took the record since.
+    KeyReused(Option<String>),
+    /// No such account.
+    UnknownAccount(i64),
+    /// The account holds less than the amount.
+    InsufficientBalance(i64),
+    /// A trigger undid or changed our write to this table, so that the record would lie.
+    WriteSuppressed(&'static str),
+    /// Whether the key is taken changed under every one of so many looks.
+    Contended(usize),
+    /// NULL or negative retention.
+    RetentionRequired,
+    /// A function of the extension runs, but `pg_extension` does not know it.
+    NotInstalled,
+    /// A table of the extension does not have the columns that it was created with.
+    ForeignTable,
+    /// A request could not be written as JSON; no request is known that cannot.
+    Encode(serde_json::Error),
+    /// SPI refused what the server should have refused before; no SQL is known that leads here.
+    Spi(SpiError),
+}
+
+impl From<SpiError> for Error {
+    fn from(error: SpiError) -> Self {
+        Self::Spi(error)
+    }
+}
+
+impl From<Error> for ErrorReport {
+    fn from(error: Error) -> Self {
+        let (code, message, detail, hint) = error.parts();
+        let mut report = ErrorReport::new(code, message, "idempotency_record");
+        if let Some(detail) = detail {
+            report = report.set_detail(detail);
+        }
+        if let Some(hint) = hint {
+            report = report.set_hint(hint);
+        }
+        report
+    }
+}
+
+impl Error {
+    fn parts(self) -> (PgSqlErrorCode, String, Option<String>, Option<String>) {
+        use PgSqlErrorCode as Code;
+
+        let text = |value: &str| Some(value.to_owned());
+        match self {
+            Self::AccountRequired => (Code::ERRCODE_INVALID_PARAMETER_VALUE, "account required".into(), None, None),
+            Self::KeyAndAmountRequired => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "key and positive amount required".into(),
+                None,
+                text("Send the same non-empty key with every attempt at one intention, and an amount above zero."),
+            ),
+            Self::KeyTooLong(bytes) => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("key too long: {bytes} bytes, the limit is {KEY_BYTES} bytes"),
+                None,
+                text("Use a UUID or a short business reference as the key."),
+            ),
+            Self::KeyReused(fields) => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "idempotency key reused with different request".into(),
+                fields.map(|fields| format!("Differs from the saved request in: {fields}.")),
+                text("Send the same request with the same key, or a new key for a new intention."),
+            ),
+            Self::UnknownAccount(account) => (
+                Code::ERRCODE_FOREIGN_KEY_VIOLATION,
+                format!("account {account} does not exist"),
+                None,
+                text("Nothing was recorded: once the account exists, the same key executes."),
+            ),
+            Self::InsufficientBalance(account) => (
+                Code::ERRCODE_RAISE_EXCEPTION,
+                "insufficient balance".into(),
+                Some(format!("Account {account} holds less than the amount.")),
+                text("Nothing was recorded: after a top-up the same key may succeed."),
+            ),
+            Self::WriteSuppressed(table) => (
+                Code::ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION,
+                format!("a trigger suppressed or changed the write to table \"{table}\""),
+                None,
+                text("A record has to say what happened: raise an error in the trigger to refuse the operation."),
+            ),
+            Self::Contended(attempts) => (
+                Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
+                "could not decide whether the key is taken".into(),
+                Some(format!("Records came and went during {attempts} attempts.")),
+                text("Retry with the same key in a new transaction."),
+            ),
+            Self::RetentionRequired => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "retention of zero or more required".into(),
+                None,
+                text("Give the time that was promised to the slowest client, such as interval '48 hours'."),
+            ),
+            Self::NotInstalled => (
+                Code::ERRCODE_UNDEFINED_OBJECT,
+                "extension \"idempotency_record\" is not installed in this database".into(),
+                None,
+                text("Run CREATE EXTENSION idempotency_record."),
+            ),
+            Self::ForeignTable => (
+                Code::ERRCODE_DATATYPE_MISMATCH,
+                "a table of extension \"idempotency_record\" has been altered".into(),
+                Some("A column does not have the type that it was created with.".into()),
+                text("Restore the column's type."),
+            ),
+            Self::Encode(error) => {
+                (Code::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION, format!("request not encoded: {error}"), None, None)
+            }
+            Self::Spi(error) => (Code::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION, format!("SPI failed: {error}"), None, None),
+        }
+    }
+}

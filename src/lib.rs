@@ -1,0 +1,38 @@
+//! `idempotency_record`: a retried database operation happens once, and a repeat gets the answer of the first.
+//!
+//! Read in this order: [`api`] is what SQL sees, [`once`] is the rule that every operation obeys, one file a subject
+//! holds what is particular to it, and [`statement`] holds every SQL text.
+
+use pgrx::prelude::*;
+
+pub mod api;
+mod debit;
+mod error;
+mod once;
+mod purge;
+mod raw;
+mod statement;
+
+pg_module_magic!();
+
+extension_sql_file!("../sql/account.sql", name = "account", bootstrap);
+extension_sql_file!("../sql/request_result.sql", name = "request_result", requires = ["account"]);
+extension_sql_file!("../sql/processed_message.sql", name = "processed_message", requires = ["account"]);
+extension_sql_file!("../sql/privileges.sql", name = "privileges", finalize);
+
+#[cfg(any(test, feature = "pg_test"))]
+#[pg_schema]
+mod tests;
+
+/// What `cargo pgrx test` asks of a crate.
+#[cfg(test)]
+pub mod pg_test {
+    /// Called once before the tests.
+    pub fn setup(_options: Vec<&str>) {}
+
+    /// Lines for the test server's postgresql.conf.
+    #[must_use]
+    pub fn postgresql_conf_options() -> Vec<&'static str> {
+        vec![]
+    }
+}

@@ -1,0 +1,209 @@
+//! Every SQL text that the extension runs and its saved plan.
+//!
+//! A text names the extension's schema `@extschema@`, as extension scripts do, and qualifies everything else, operators
+//! included: neither search_path nor temporary objects of the caller can stand in. Plans are prepared when they are
+//! first needed, follow DDL by themselves, and are prepared anew when the extension was created in another schema or
+//! its schema was renamed.
+
+use std::cell::RefCell;
+use std::mem::ManuallyDrop;
+use std::rc::Rc;
+
+use pgrx::datum::DatumWithOid;
+use pgrx::prelude::*;
+use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiTupleTable};
+
+use crate::error::Error;
+use crate::raw::catalog_generation;
+
+/// One SQL text with the types of its parameters.
+pub struct Statement {
+    text: &'static str,
+    parameters: &'static [PgBuiltInOids],
+}
+
+/// $1 account, $2 operation, $3 key, $4 request: whether the saved request is the same, and the saved response.
+pub static FIND: Statement = Statement {
+    text: "SELECT request OPERATOR(pg_catalog.=) $4, response
+             FROM @extschema@.request_result
+            WHERE account_id OPERATOR(pg_catalog.=) $1
+              AND operation OPERATOR(pg_catalog.=) $2
+              AND request_key OPERATOR(pg_catalog.=) $3",
+    parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID],
+};
+
+/// $1 to $4 as in [`FIND`]: the names of the fields in which the saved request differs. IS DISTINCT FROM cannot be
+/// qualified, hence COALESCE.
+pub static FIND_DIFFERENCE: Statement = Statement {
+    text: "SELECT (SELECT pg_catalog.string_agg(field, ', ')
+                     FROM pg_catalog.jsonb_object_keys(saved.request OPERATOR(pg_catalog.||) $4) AS field
+                    WHERE COALESCE((saved.request OPERATOR(pg_catalog.->) field)
+                                   OPERATOR(pg_catalog.<>) ($4 OPERATOR(pg_catalog.->) field), true))
+             FROM @extschema@.request_result AS saved
+            WHERE saved.account_id OPERATOR(pg_catalog.=) $1
+              AND saved.operation OPERATOR(pg_catalog.=) $2
+              AND saved.request_key OPERATOR(pg_catalog.=) $3",
+    parameters: FIND.parameters,
+};
+
+/// $1 to $4 as in [`FIND`], $5 amount: locks the account where its balance suffices and takes the key with the final
+/// response; no row if the balance does not suffice, the account does not exist, or the key is taken.
+///
+/// The account is locked before the key, since the foreign key's lock on a row that somebody then updates would make a
+/// MultiXact for each concurrent request. FOR UPDATE would deadlock with the foreign key's locks.
+pub static CLAIM_DEBIT: Statement = Statement {
+    text: "INSERT INTO @extschema@.request_result (account_id, operation, request_key, request, response)
+           SELECT account.account_id, $2, $3, $4,
+                  pg_catalog.jsonb_build_object('balance', account.balance OPERATOR(pg_catalog.-) $5)
+             FROM @extschema@.account
+            WHERE account.account_id OPERATOR(pg_catalog.=) $1
+              AND account.balance OPERATOR(pg_catalog.>=) $5
+              FOR NO KEY UPDATE
+           ON CONFLICT (account_id, operation, request_key) DO NOTHING
+           RETURNING response",
+    parameters: &[
+        PgBuiltInOids::INT8OID,
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::JSONBOID,
+        PgBuiltInOids::INT8OID,
+    ],
+};
+
+/// $1 account, $2 amount to add, $3 the claimed response: whether the new balance is the one that the response names.
+pub static ADD_TO_BALANCE: Statement = Statement {
+    text: "UPDATE @extschema@.account
+              SET balance = balance OPERATOR(pg_catalog.+) $2
+            WHERE account_id OPERATOR(pg_catalog.=) $1
+           RETURNING pg_catalog.jsonb_build_object('balance', balance) OPERATOR(pg_catalog.=) $3",
+    parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID, PgBuiltInOids::JSONBOID],
+};
+
+/// $1 account: its balance.
+pub static FIND_BALANCE: Statement = Statement {
+    text: "SELECT balance FROM @extschema@.account WHERE account_id OPERATOR(pg_catalog.=) $1",
+    parameters: &[PgBuiltInOids::INT8OID],
+};
+
+/// $1 retention: up to when records are expired now, or NULL if the retention is negative. An interval such as
+/// '1 month -29 days' is negative in some months only, so the date is what counts.
+pub static FIND_CUTOFF: Statement = Statement {
+    text: "SELECT CASE WHEN $1 OPERATOR(pg_catalog.>=) pg_catalog.make_interval()
+                        AND cutoff OPERATOR(pg_catalog.<=) now THEN cutoff END
+             FROM (SELECT now, now OPERATOR(pg_catalog.-) $1 AS cutoff
+                     FROM (SELECT pg_catalog.clock_timestamp() AS now OFFSET 0) AS clock) AS reading",
+    parameters: &[PgBuiltInOids::INTERVALOID],
+};
+
+/// $1 cutoff: deletes what is older, and skips what another session is deleting. The locked rows are found again by
+/// their place in the table, so that the index on `created_at` is all that is read.
+pub static DELETE_EXPIRED_KEYS: Statement = Statement {
+    text: "DELETE FROM @extschema@.request_result
+            WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(
+                  SELECT ctid FROM @extschema@.request_result
+                   WHERE created_at OPERATOR(pg_catalog.<) $1
+                     FOR UPDATE SKIP LOCKED))",
+    parameters: &[PgBuiltInOids::TIMESTAMPTZOID],
+};
+
+const FIND_SCHEMA: &str = "SELECT e.oid, pg_catalog.quote_ident(n.nspname)
+     FROM pg_catalog.pg_extension AS e
+     JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) e.extnamespace
+    WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency_record'";
+
+/// The saved plans of this backend, valid for one incarnation of the extension in one schema.
+struct Plans {
+    generation: u64,
+    extension: pg_sys::Oid,
+    schema: Rc<str>,
+    saved: Vec<(&'static str, Rc<OwnedPreparedStatement>)>,
+}
+
+thread_local! {
+    // Not dropped at the end of the process, when the server's memory is gone already.
+    static PLANS: ManuallyDrop<RefCell<Option<Plans>>> = const { ManuallyDrop::new(RefCell::new(None)) };
+}
+
+impl Statement {
+    /// Runs the statement with a fresh snapshot at READ COMMITTED and returns its rows, positioned at the first.
+    ///
+    /// Assigns no transaction id of its own accord, so that a SELECT costs none, and a write in a read-only transaction
+    /// or on a standby is refused by the server with 25006.
+    pub fn run<'conn>(
+        &'static self,
+        client: &SpiClient<'conn>,
+        arguments: &[DatumWithOid<'_>],
+    ) -> Result<SpiTupleTable<'conn>, Error> {
+        // No borrow is held while the plan runs: a trigger may call us again.
+        let plan = self.plan(client)?;
+        Ok(client.select(&*plan, None, arguments)?.first())
+    }
+
+    /// As [`Self::run`], planned for these very arguments, for statements whose best plan depends on them.
+    pub fn run_planned_for<'conn>(
+        &'static self,
+        client: &SpiClient<'conn>,
+        arguments: &[DatumWithOid<'_>],
+    ) -> Result<SpiTupleTable<'conn>, Error> {
+        let text = self.qualified(&schema(client)?);
+        let plan = client.prepare_mut(text.as_str(), &self.parameter_types())?;
+        Ok(client.select(plan, None, arguments)?.first())
+    }
+
+    fn plan(&'static self, client: &SpiClient<'_>) -> Result<Rc<OwnedPreparedStatement>, Error> {
+        let schema = schema(client)?;
+        let saved = with_plans(|plans| {
+            plans.saved.iter().find(|(text, _)| std::ptr::eq(*text, self.text)).map(|(_, plan)| Rc::clone(plan))
+        });
+        if let Some(plan) = saved.flatten() {
+            return Ok(plan);
+        }
+        let text = self.qualified(&schema);
+        let plan = Rc::new(client.prepare_mut(text.as_str(), &self.parameter_types())?.keep());
+        with_plans(|plans| plans.saved.push((self.text, Rc::clone(&plan))));
+        Ok(plan)
+    }
+
+    fn qualified(&self, schema: &str) -> String {
+        self.text.replace("@extschema@", schema)
+    }
+
+    fn parameter_types(&self) -> Vec<PgOid> {
+        self.parameters.iter().map(|&builtin| PgOid::BuiltIn(builtin)).collect()
+    }
+}
+
+fn with_plans<T>(work: impl FnOnce(&mut Plans) -> T) -> Option<T> {
+    PLANS.with(|plans| plans.borrow_mut().as_mut().map(work))
+}
+
+/// The quoted name of the schema in which the extension lives, looked up again only after a change of the catalogues.
+/// Plans of an earlier schema or an earlier incarnation of the extension are let go.
+fn schema(client: &SpiClient<'_>) -> Result<Rc<str>, Error> {
+    let generation = catalog_generation();
+    let known = with_plans(|plans| (plans.generation == generation).then(|| Rc::clone(&plans.schema)));
+    if let Some(schema) = known.flatten() {
+        return Ok(schema);
+    }
+    let plan = client.prepare_mut(FIND_SCHEMA, &[])?;
+    let row = client.select(plan, None, &[])?.first();
+    if row.is_empty() {
+        return Err(Error::NotInstalled);
+    }
+    let (Some(extension), Some(schema)) = row.get_two::<pg_sys::Oid, String>()? else {
+        return Err(Error::NotInstalled);
+    };
+    let schema: Rc<str> = schema.into();
+    let outdated = PLANS.with(|plans| {
+        let mut plans = plans.borrow_mut();
+        match plans.as_mut() {
+            Some(same) if same.extension == extension && same.schema == schema => {
+                same.generation = generation;
+                None
+            }
+            _ => plans.replace(Plans { generation, extension, schema: Rc::clone(&schema), saved: Vec::new() }),
+        }
+    });
+    drop(outdated);
+    Ok(schema)
+}
