@@ -1,6 +1,9 @@
 //! Every function that SQL can call. Each hands over to the file of its subject in a line or two; the comment on each
 //! SQL function stands in `sql/privileges.sql`, beside who may call it.
+#![allow(clippy::result_large_err, reason = "pgrx keeps SQLSTATE, DETAIL and HINT of an unboxed ErrorReport alone")]
 
+use pgrx::datum::Interval;
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
 use crate::raw::{Jsonb, Text};
@@ -16,11 +19,7 @@ use crate::{debit, purge};
 /// another amount; 23503 for an unknown account; P0001 for an insufficient balance; 40001 when only a new transaction
 /// can tell. None of them leaves anything behind.
 #[pg_extern(volatile, parallel_unsafe)]
-fn debit_once(
-    p_account: Option<i64>,
-    p_key: Option<Text>,
-    p_amount: Option<i64>,
-) -> Result<Jsonb, pg_sys::panic::ErrorReport> {
+fn debit_once(p_account: Option<i64>, p_key: Option<Text>, p_amount: Option<i64>) -> Result<Jsonb, ErrorReport> {
     Ok(debit::debit_once(p_account, p_key, p_amount)?)
 }
 
@@ -29,6 +28,6 @@ fn debit_once(
 /// # Errors
 /// 22023 for a NULL or negative retention.
 #[pg_extern(volatile, parallel_unsafe)]
-fn purge_expired_keys(p_retention: Option<pgrx::datum::Interval>) -> Result<i64, pg_sys::panic::ErrorReport> {
+fn purge_expired_keys(p_retention: Option<Interval>) -> Result<i64, ErrorReport> {
     Ok(purge::purge_expired_keys(p_retention)?)
 }

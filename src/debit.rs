@@ -36,11 +36,11 @@ impl Operation for Debit {
         if claimed.is_empty() {
             return Ok(None);
         }
-        let response = Jsonb::from_column(&claimed, 1)?.ok_or(Error::WriteSuppressed("request_result"))?;
+        let response = claimed.first::<Jsonb>(1)?.ok_or(Error::WriteSuppressed("request_result"))?;
 
         let effect: [DatumWithOid; 3] = [request.account.into(), (-self.amount).into(), response.into()];
         let updated = statement::ADD_TO_BALANCE.run(client, &effect)?;
-        if updated.len() != 1 || updated.get_one::<bool>()? != Some(true) {
+        if updated.len() != 1 || updated.first::<bool>(1)? != Some(true) {
             return Err(Error::WriteSuppressed("account"));
         }
         Ok(Some(response))
@@ -51,7 +51,7 @@ impl Operation for Debit {
         if row.is_empty() {
             return Err(Error::UnknownAccount(request.account));
         }
-        match row.get_one::<i64>()? {
+        match row.first::<i64>(1)? {
             Some(balance) if balance >= self.amount => Ok(()),
             _ => Err(Error::InsufficientBalance(request.account)),
         }

@@ -2,7 +2,6 @@
 
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
-use pgrx::spi::SpiError;
 
 /// The longest key, in bytes: every index entry stays far below a B-tree's limit, also for incompressible text.
 pub const KEY_BYTES: usize = 255;
@@ -34,14 +33,8 @@ pub enum Error {
     ForeignTable,
     /// A request could not be written as JSON; no request is known that cannot.
     Encode(serde_json::Error),
-    /// SPI refused what the server should have refused before; no SQL is known that leads here.
-    Spi(SpiError),
-}
-
-impl From<SpiError> for Error {
-    fn from(error: SpiError) -> Self {
-        Self::Spi(error)
-    }
+    /// SPI returned this code where it should have raised an error; no SQL is known that leads here.
+    Spi(i32),
 }
 
 impl From<Error> for ErrorReport {

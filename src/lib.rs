@@ -2,6 +2,7 @@
 //!
 //! Read in this order: [`api`] is what SQL sees, [`once`] is the rule that every operation obeys, one file a subject
 //! holds what is particular to it, and [`statement`] holds every SQL text.
+#![deny(unsafe_code)]
 
 use pgrx::prelude::*;
 
@@ -10,6 +11,7 @@ mod debit;
 mod error;
 mod once;
 mod purge;
+#[allow(unsafe_code)]
 mod raw;
 mod statement;
 

@@ -79,16 +79,15 @@ impl Request {
         if row.is_empty() {
             return Ok(None);
         }
-        if row.get::<bool>(1)? != Some(true) {
+        if row.first::<bool>(1)? != Some(true) {
             return Err(self.mismatch(client)?);
         }
-        Jsonb::from_column(&row, 2)
+        row.first::<Jsonb>(2)
     }
 
     /// The refusal of a known key with another request.
     fn mismatch(&self, client: &SpiClient<'_>) -> Result<Error, Error> {
         let row = statement::FIND_DIFFERENCE.run(client, &self.arguments())?;
-        let fields = if row.is_empty() { None } else { row.get_one::<String>()? };
-        Ok(Error::KeyReused(fields))
+        Ok(Error::KeyReused(row.first::<String>(1)?))
     }
 }

@@ -12,9 +12,9 @@ pub fn purge_expired_keys(retention: Option<Interval>) -> Result<i64, Error> {
     Spi::connect(|client| {
         let cutoff = statement::FIND_CUTOFF
             .run(client, &[retention.into()])?
-            .get_one::<TimestampWithTimeZone>()?
+            .first::<TimestampWithTimeZone>(1)?
             .ok_or(Error::RetentionRequired)?;
-        let deleted = statement::DELETE_EXPIRED_KEYS.run_planned_for(client, &[cutoff.into()])?;
+        let deleted = statement::DELETE_EXPIRED_KEYS.run(client, &[cutoff.into()])?;
         Ok(i64::try_from(deleted.len()).unwrap_or(i64::MAX))
     })
 }

@@ -11,15 +11,16 @@ use std::rc::Rc;
 
 use pgrx::datum::DatumWithOid;
 use pgrx::prelude::*;
-use pgrx::spi::{OwnedPreparedStatement, SpiClient, SpiTupleTable};
+use pgrx::spi::SpiClient;
 
 use crate::error::Error;
-use crate::raw::catalog_generation;
+use crate::raw::{Plan, Planning, Rows, catalog_generation};
 
 /// One SQL text with the types of its parameters.
 pub struct Statement {
     text: &'static str,
     parameters: &'static [PgBuiltInOids],
+    planning: Planning,
 }
 
 /// $1 account, $2 operation, $3 key, $4 request: whether the saved request is the same, and the saved response.
@@ -30,6 +31,7 @@ pub static FIND: Statement = Statement {
               AND operation OPERATOR(pg_catalog.=) $2
               AND request_key OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID],
+    planning: Planning::ByIndex,
 };
 
 /// $1 to $4 as in [`FIND`]: the names of the fields in which the saved request differs. IS DISTINCT FROM cannot be
@@ -44,6 +46,7 @@ pub static FIND_DIFFERENCE: Statement = Statement {
               AND saved.operation OPERATOR(pg_catalog.=) $2
               AND saved.request_key OPERATOR(pg_catalog.=) $3",
     parameters: FIND.parameters,
+    planning: Planning::ByIndex,
 };
 
 /// $1 to $4 as in [`FIND`], $5 amount: locks the account where its balance suffices and takes the key with the final
@@ -68,6 +71,7 @@ pub static CLAIM_DEBIT: Statement = Statement {
         PgBuiltInOids::JSONBOID,
         PgBuiltInOids::INT8OID,
     ],
+    planning: Planning::ByIndex,
 };
 
 /// $1 account, $2 amount to add, $3 the claimed response: whether the new balance is the one that the response names.
@@ -77,12 +81,14 @@ pub static ADD_TO_BALANCE: Statement = Statement {
             WHERE account_id OPERATOR(pg_catalog.=) $1
            RETURNING pg_catalog.jsonb_build_object('balance', balance) OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID, PgBuiltInOids::JSONBOID],
+    planning: Planning::ByIndex,
 };
 
 /// $1 account: its balance.
 pub static FIND_BALANCE: Statement = Statement {
     text: "SELECT balance FROM @extschema@.account WHERE account_id OPERATOR(pg_catalog.=) $1",
     parameters: &[PgBuiltInOids::INT8OID],
+    planning: Planning::ByIndex,
 };
 
 /// $1 retention: up to when records are expired now, or NULL if the retention is negative. An interval such as
@@ -93,6 +99,7 @@ pub static FIND_CUTOFF: Statement = Statement {
              FROM (SELECT now, now OPERATOR(pg_catalog.-) $1 AS cutoff
                      FROM (SELECT pg_catalog.clock_timestamp() AS now OFFSET 0) AS clock) AS reading",
     parameters: &[PgBuiltInOids::INTERVALOID],
+    planning: Planning::ByIndex,
 };
 
 /// $1 cutoff: deletes what is older, and skips what another session is deleting. The locked rows are found again by
@@ -104,6 +111,7 @@ pub static DELETE_EXPIRED_KEYS: Statement = Statement {
                    WHERE created_at OPERATOR(pg_catalog.<) $1
                      FOR UPDATE SKIP LOCKED))",
     parameters: &[PgBuiltInOids::TIMESTAMPTZOID],
+    planning: Planning::ForArguments,
 };
 
 const FIND_SCHEMA: &str = "SELECT e.oid, pg_catalog.quote_ident(n.nspname)
@@ -116,7 +124,7 @@ struct Plans {
     generation: u64,
     extension: pg_sys::Oid,
     schema: Rc<str>,
-    saved: Vec<(&'static str, Rc<OwnedPreparedStatement>)>,
+    saved: Vec<(&'static Statement, Rc<Plan>)>,
 }
 
 thread_local! {
@@ -125,51 +133,28 @@ thread_local! {
 }
 
 impl Statement {
-    /// Runs the statement with a fresh snapshot at READ COMMITTED and returns its rows, positioned at the first.
-    ///
-    /// Assigns no transaction id of its own accord, so that a SELECT costs none, and a write in a read-only transaction
-    /// or on a standby is refused by the server with 25006.
+    /// Runs the statement, see [`Plan::run`].
     pub fn run<'conn>(
         &'static self,
-        client: &SpiClient<'conn>,
+        connected: &SpiClient<'conn>,
         arguments: &[DatumWithOid<'_>],
-    ) -> Result<SpiTupleTable<'conn>, Error> {
+    ) -> Result<Rows<'conn>, Error> {
         // No borrow is held while the plan runs: a trigger may call us again.
-        let plan = self.plan(client)?;
-        Ok(client.select(&*plan, None, arguments)?.first())
+        self.plan(connected)?.run(connected, arguments)
     }
 
-    /// As [`Self::run`], planned for these very arguments, for statements whose best plan depends on them.
-    pub fn run_planned_for<'conn>(
-        &'static self,
-        client: &SpiClient<'conn>,
-        arguments: &[DatumWithOid<'_>],
-    ) -> Result<SpiTupleTable<'conn>, Error> {
-        let text = self.qualified(&schema(client)?);
-        let plan = client.prepare_mut(text.as_str(), &self.parameter_types())?;
-        Ok(client.select(plan, None, arguments)?.first())
-    }
-
-    fn plan(&'static self, client: &SpiClient<'_>) -> Result<Rc<OwnedPreparedStatement>, Error> {
-        let schema = schema(client)?;
+    fn plan(&'static self, connected: &SpiClient<'_>) -> Result<Rc<Plan>, Error> {
+        let schema = schema(connected)?;
         let saved = with_plans(|plans| {
-            plans.saved.iter().find(|(text, _)| std::ptr::eq(*text, self.text)).map(|(_, plan)| Rc::clone(plan))
+            plans.saved.iter().find(|(statement, _)| std::ptr::eq(*statement, self)).map(|(_, plan)| Rc::clone(plan))
         });
         if let Some(plan) = saved.flatten() {
             return Ok(plan);
         }
-        let text = self.qualified(&schema);
-        let plan = Rc::new(client.prepare_mut(text.as_str(), &self.parameter_types())?.keep());
-        with_plans(|plans| plans.saved.push((self.text, Rc::clone(&plan))));
+        let text = self.text.replace("@extschema@", &schema);
+        let plan = Rc::new(Plan::prepare(connected, &text, self.parameters, self.planning)?);
+        with_plans(|plans| plans.saved.push((self, Rc::clone(&plan))));
         Ok(plan)
-    }
-
-    fn qualified(&self, schema: &str) -> String {
-        self.text.replace("@extschema@", schema)
-    }
-
-    fn parameter_types(&self) -> Vec<PgOid> {
-        self.parameters.iter().map(|&builtin| PgOid::BuiltIn(builtin)).collect()
     }
 }
 
@@ -179,18 +164,14 @@ fn with_plans<T>(work: impl FnOnce(&mut Plans) -> T) -> Option<T> {
 
 /// The quoted name of the schema in which the extension lives, looked up again only after a change of the catalogues.
 /// Plans of an earlier schema or an earlier incarnation of the extension are let go.
-fn schema(client: &SpiClient<'_>) -> Result<Rc<str>, Error> {
+fn schema(connected: &SpiClient<'_>) -> Result<Rc<str>, Error> {
     let generation = catalog_generation();
     let known = with_plans(|plans| (plans.generation == generation).then(|| Rc::clone(&plans.schema)));
     if let Some(schema) = known.flatten() {
         return Ok(schema);
     }
-    let plan = client.prepare_mut(FIND_SCHEMA, &[])?;
-    let row = client.select(plan, None, &[])?.first();
-    if row.is_empty() {
-        return Err(Error::NotInstalled);
-    }
-    let (Some(extension), Some(schema)) = row.get_two::<pg_sys::Oid, String>()? else {
+    let found = Plan::prepare(connected, FIND_SCHEMA, &[], Planning::ForArguments)?.run(connected, &[])?;
+    let (Some(extension), Some(schema)) = (found.first::<pg_sys::Oid>(1)?, found.first::<String>(2)?) else {
         return Err(Error::NotInstalled);
     };
     let schema: Rc<str> = schema.into();
