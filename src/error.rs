@@ -125,3 +125,57 @@ impl Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<Error> {
+        let encode = serde_json::from_str::<i64>("").expect_err("nothing to parse");
+        vec![
+            Error::AccountRequired,
+            Error::KeyAndAmountRequired,
+            Error::KeyTooLong(256),
+            Error::KeyReused(Some("amount".into())),
+            Error::KeyReused(None),
+            Error::UnknownAccount(7),
+            Error::InsufficientBalance(7),
+            Error::WriteSuppressed("account"),
+            Error::Contended(8),
+            Error::RetentionRequired,
+            Error::NotInstalled,
+            Error::ForeignTable,
+            Error::Encode(encode),
+            Error::Spi(-1),
+        ]
+    }
+
+    #[test]
+    fn only_a_contended_key_is_worth_a_retry() {
+        for error in all() {
+            let contended = matches!(error, Error::Contended(_));
+            let (code, message, ..) = error.parts();
+            assert_eq!(contended, code == PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE, "{message}");
+        }
+    }
+
+    #[test]
+    fn no_refusal_is_an_internal_error() {
+        for error in all() {
+            let (code, message, ..) = error.parts();
+            assert_ne!(code, PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, "{message}");
+        }
+    }
+
+    #[test]
+    fn texts_follow_the_style_of_postgresql() {
+        for error in all() {
+            let (_, message, detail, hint) = error.parts();
+            assert!(!message.starts_with(char::is_uppercase) || message.starts_with("SPI"), "{message}");
+            assert!(!message.ends_with('.'), "{message}");
+            for sentence in detail.iter().chain(hint.iter()) {
+                assert!(sentence.starts_with(char::is_uppercase) && sentence.ends_with('.'), "{sentence}");
+            }
+        }
+    }
+}

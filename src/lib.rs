@@ -23,8 +23,7 @@ extension_sql_file!("../sql/processed_message.sql", name = "processed_message", 
 extension_sql_file!("../sql/privileges.sql", name = "privileges", finalize);
 
 #[cfg(any(test, feature = "pg_test"))]
-#[pg_schema]
-mod tests;
+mod pg_tests;
 
 /// What `cargo pgrx test` asks of a crate.
 #[cfg(test)]

@@ -188,3 +188,70 @@ fn schema(connected: &SpiClient<'_>) -> Result<Rc<str>, Error> {
     drop(outdated);
     Ok(schema)
 }
+
+#[cfg(test)]
+mod tests {
+    const SOURCE: &str = include_str!("statement.rs");
+    const VERBS: [&str; 5] = ["SELECT", "INSERT", "UPDATE", "DELETE", "WITH"];
+    /// What may precede a parenthesis without being a function.
+    const KEYWORDS: [&str; 8] =
+        ["any", "array", "coalesce", "conflict", "from", "operator", "request_result", "select"];
+
+    /// The SQL texts of this file with literals blanked and qualified operators taken out.
+    fn texts() -> Vec<String> {
+        let code = SOURCE.split("#[cfg(test)]").next().unwrap_or_default();
+        let literals = code.split('"').skip(1).step_by(2);
+        let texts: Vec<String> =
+            literals.filter(|text| VERBS.iter().any(|verb| text.starts_with(verb))).map(bare).collect();
+        assert_eq!(texts.len(), code.matches("Statement = Statement {").count() + 1, "with FIND_SCHEMA");
+        texts
+    }
+
+    fn bare(sql: &str) -> String {
+        let mut text: String = sql.split('\'').step_by(2).collect::<Vec<_>>().join("literal");
+        while let Some(start) = text.find("OPERATOR(pg_catalog.") {
+            let end = start + text[start..].find(')').expect("closed") + 1;
+            text.replace_range(start..end, "operator");
+        }
+        text
+    }
+
+    #[test]
+    fn every_operator_is_qualified() {
+        for text in texts() {
+            let signs = text.chars().filter(|c| "=<>+-*/|~!#%^&?".contains(*c)).count();
+            assert_eq!(signs, text.matches(" SET ").count(), "an operator without OPERATOR(pg_catalog...): {text}");
+            for implied in [" IN ", " BETWEEN ", " LIKE ", " DISTINCT ", "NULLIF", " USING "] {
+                assert!(!text.contains(implied), "{implied} looks for an operator in the search path: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_function_is_qualified() {
+        for text in texts() {
+            for (at, _) in text.match_indices('(') {
+                let before = text[..at].trim_end();
+                let word =
+                    before.rsplit(|c: char| !(c.is_alphanumeric() || "_.@".contains(c))).next().unwrap_or_default();
+                let known = word.is_empty()
+                    || word.starts_with("pg_catalog.")
+                    || word.starts_with("@extschema@.")
+                    || KEYWORDS.contains(&word.to_lowercase().as_str());
+                assert!(known, "a function without pg_catalog: {word} in {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_table_is_qualified() {
+        for text in texts() {
+            let words: Vec<&str> = text.split_whitespace().collect();
+            for pair in words.windows(2).filter(|pair| ["FROM", "JOIN", "INTO", "UPDATE"].contains(&pair[0])) {
+                let known =
+                    ["@extschema@.", "pg_catalog.", "(", "SKIP", "ON"].iter().any(|start| pair[1].starts_with(start));
+                assert!(known, "an unqualified table: {} in {text}", pair[1]);
+            }
+        }
+    }
+}
