@@ -5,6 +5,8 @@ CREATE TABLE request_result (
     request     jsonb NOT NULL,
     response    jsonb NOT NULL,
     created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    request_fingerprint bytea,
+    cancelled   boolean NOT NULL DEFAULT false,
     CONSTRAINT request_result_pkey PRIMARY KEY (account_id, operation, request_key),
     CONSTRAINT request_result_account_id_fkey FOREIGN KEY (account_id) REFERENCES account
 );
@@ -12,7 +14,7 @@ CREATE TABLE request_result (
 CREATE INDEX request_result_created_at_idx ON request_result (created_at);
 
 COMMENT ON TABLE request_result IS
-    'One idempotency record for each executed request: the key, the request and the response, stored in the same transaction as the effect. Written by debit_once, deleted by purge_expired_keys; a row that is deleted by hand makes its key executable again.';
+    'One idempotency record for each executed request: the key, the request and the response, stored in the same transaction as the effect. Written by debit_once, credit_once, run_once and cancel_request, deleted by purge_expired_keys; a row that is deleted by hand makes its key executable again.';
 COMMENT ON COLUMN request_result.account_id IS
     'The account, first part of the scope of the key.';
 COMMENT ON COLUMN request_result.operation IS
@@ -25,6 +27,10 @@ COMMENT ON COLUMN request_result.response IS
     'What the first execution answered, such as {"balance": 900}. A repeat gets exactly this.';
 COMMENT ON COLUMN request_result.created_at IS
     'When the request was executed, by the database''s clock; retention counts from here. Not the start of the transaction, which would make a key look old that a long transaction has just committed.';
+COMMENT ON COLUMN request_result.request_fingerprint IS
+    'The digest of the request where the operation''s policy keeps no more than that, and request is null; else NULL.';
+COMMENT ON COLUMN request_result.cancelled IS
+    'Whether cancel_request took the key before the request ran. It never will; request and response are null.';
 COMMENT ON CONSTRAINT request_result_pkey ON request_result IS
     'Decides which of two sessions executes. Dropping it switches idempotency off.';
 COMMENT ON CONSTRAINT request_result_account_id_fkey ON request_result IS

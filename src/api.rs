@@ -1,13 +1,17 @@
-//! Every function that SQL can call. Each hands over to the file of its subject in a line or two; the comment on each
-//! SQL function stands in `sql/privileges.sql`, beside who may call it.
+//! Every function that SQL can call, each handing over to the file of its subject in a line. Who may call a function, and
+//! its comment in SQL, stands in `sql/privileges.sql`; all errors are in [`crate::error`].
 #![allow(clippy::result_large_err, reason = "pgrx keeps SQLSTATE, DETAIL and HINT of an unboxed ErrorReport alone")]
+#![allow(clippy::type_complexity, reason = "the macro reads the columns of a row out of the signature")]
 
-use pgrx::datum::Interval;
+use pgrx::Uuid;
+use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::iter::{SetOfIterator, TableIterator};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
-use crate::raw::{Jsonb, Text};
-use crate::{debit, purge};
+use crate::raw::{Int8Array, Jsonb, JsonbArray, Procedure, Text, UuidArray};
+use crate::request::Outcome;
+use crate::{balance, cancel, fingerprint, message, purge, run};
 
 /// Debits an account once for each key.
 ///
@@ -15,12 +19,194 @@ use crate::{debit, purge};
 /// money. Returns `{"balance": n}`, the balance after this debit; a repeat returns the same bytes and writes nothing.
 ///
 /// # Errors
-/// 22023 for a NULL account, a NULL, empty or too long key, a NULL or non-positive amount, or a key that was used with
-/// another amount; 23503 for an unknown account; P0001 for an insufficient balance; 40001 when only a new transaction
-/// can tell. None of them leaves anything behind.
+/// 22023 for a NULL account, a NULL, empty or too long key, a NULL or non-positive amount, or a key that was cancelled or
+/// used with another amount; 23503 for an unknown account; P0001 for an insufficient balance; 40001 when only a new
+/// transaction can tell. None of them leaves anything behind.
 #[pg_extern(volatile, parallel_unsafe)]
 fn debit_once(p_account: Option<i64>, p_key: Option<Text>, p_amount: Option<i64>) -> Result<Jsonb, ErrorReport> {
-    Ok(debit::debit_once(p_account, p_key, p_amount)?)
+    Ok(balance::debit(p_account, p_key, p_amount)?.response)
+}
+
+/// Credits an account once for each key; as [`debit_once`], and 22003 for a balance that does not fit a bigint.
+#[pg_extern(volatile, parallel_unsafe)]
+fn credit_once(p_account: Option<i64>, p_key: Option<Text>, p_amount: Option<i64>) -> Result<Jsonb, ErrorReport> {
+    Ok(balance::credit(p_account, p_key, p_amount)?.response)
+}
+
+/// Runs a handler `(bigint, jsonb) RETURNS jsonb` once for each key, with the caller's own rights, and returns what it
+/// returned; a repeat gets the same and does not run it.
+///
+/// # Errors
+/// 22023 as [`debit_once`], for a NULL request or handler, an operation that is not `name:vN` or is built in, and a request
+/// that is executed inside its own handler; 42883 for a handler with another signature; 42501 for one that the caller may
+/// not execute; 22004 for one that returns NULL; 23503 for an unknown account. None of them leaves anything behind.
+#[pg_extern(volatile, parallel_unsafe)]
+fn run_once(
+    p_account: Option<i64>,
+    p_operation: Option<Text>,
+    p_key: Option<Text>,
+    p_request: Option<Jsonb>,
+    p_handler: Option<Procedure>,
+) -> Result<Jsonb, ErrorReport> {
+    Ok(run::run(p_account, p_operation, p_key, p_request, p_handler)?.1.response)
+}
+
+/// As [`debit_once`], and says whether it was a replay, when it was executed and when the record may be purged.
+#[pg_extern(volatile, parallel_unsafe)]
+fn debit_once_outcome(
+    p_account: Option<i64>,
+    p_key: Option<Text>,
+    p_amount: Option<i64>,
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(response, Jsonb),
+            name!(replayed, bool),
+            name!(executed_at, TimestampWithTimeZone),
+            name!(expires_at, Option<TimestampWithTimeZone>),
+        ),
+    >,
+    ErrorReport,
+> {
+    row(balance::DEBIT, balance::debit(p_account, p_key, p_amount)?)
+}
+
+/// As [`credit_once`], and says whether it was a replay, when it was executed and when the record may be purged.
+#[pg_extern(volatile, parallel_unsafe)]
+fn credit_once_outcome(
+    p_account: Option<i64>,
+    p_key: Option<Text>,
+    p_amount: Option<i64>,
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(response, Jsonb),
+            name!(replayed, bool),
+            name!(executed_at, TimestampWithTimeZone),
+            name!(expires_at, Option<TimestampWithTimeZone>),
+        ),
+    >,
+    ErrorReport,
+> {
+    row(balance::CREDIT, balance::credit(p_account, p_key, p_amount)?)
+}
+
+/// As [`run_once`], and says whether it was a replay, when it was executed and when the record may be purged.
+#[pg_extern(volatile, parallel_unsafe)]
+fn run_once_outcome(
+    p_account: Option<i64>,
+    p_operation: Option<Text>,
+    p_key: Option<Text>,
+    p_request: Option<Jsonb>,
+    p_handler: Option<Procedure>,
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(response, Jsonb),
+            name!(replayed, bool),
+            name!(executed_at, TimestampWithTimeZone),
+            name!(expires_at, Option<TimestampWithTimeZone>),
+        ),
+    >,
+    ErrorReport,
+> {
+    let (operation, outcome) = run::run(p_account, p_operation, p_key, p_request, p_handler)?;
+    row(&operation, outcome)
+}
+
+/// The one row of an outcome function. The macro wants the columns spelt out in each signature above.
+fn row<'a>(operation: &str, outcome: Outcome) -> Result<TableIterator<'a, OutcomeRow>, ErrorReport> {
+    let expires_at = outcome.expires_at(operation)?;
+    Ok(TableIterator::once((outcome.response, outcome.replayed, outcome.executed_at, expires_at)))
+}
+
+type OutcomeRow = (Jsonb, bool, TimestampWithTimeZone, Option<TimestampWithTimeZone>);
+
+/// Makes sure that a request never runs, and returns NULL; or returns the saved response if it ran. Waits for an execution
+/// in flight.
+///
+/// # Errors
+/// 22023 for a NULL account, a NULL, empty or too long key, or an operation that is not `name:vN`; 23503 for an unknown
+/// account.
+#[pg_extern(volatile, parallel_unsafe)]
+fn cancel_request(
+    p_account: Option<i64>,
+    p_operation: Option<Text>,
+    p_key: Option<Text>,
+) -> Result<Option<Jsonb>, ErrorReport> {
+    Ok(cancel::cancel(p_account, p_operation, p_key)?)
+}
+
+/// The fingerprint of a request or payload: a version byte, and the SHA-256 of its canonical form.
+///
+/// # Errors
+/// 54001 for a value that is nested more than 127 levels deep.
+#[pg_extern(immutable, parallel_safe, strict)]
+fn request_fingerprint(p_request: Jsonb) -> Result<Vec<u8>, ErrorReport> {
+    Ok(fingerprint::of(p_request)?)
+}
+
+/// Records a message for a subscriber: true the first time, when the caller makes its effect in the same transaction, and
+/// false on a repeat.
+///
+/// # Errors
+/// 22023 for a NULL or empty subscriber, a NULL id or account, and an id that was recorded with another account or payload;
+/// 23503 for an unknown account.
+#[pg_extern(volatile, parallel_unsafe)]
+fn accept_message(
+    p_subscriber: Option<Text>,
+    p_message_id: Option<Uuid>,
+    p_account: Option<i64>,
+    p_payload: default!(Option<Jsonb>, "NULL"),
+) -> Result<bool, ErrorReport> {
+    Ok(message::accept_message(p_subscriber, p_message_id, p_account, p_payload)?)
+}
+
+/// Adds `p_delta` integer units to the account once for each message and subscriber, and returns the balance; NULL on a
+/// repeat.
+///
+/// # Errors
+/// As [`accept_message`]; 22023 for a NULL or zero delta; P0001 for an insufficient balance; 22003 for a balance that does
+/// not fit a bigint.
+#[pg_extern(volatile, parallel_unsafe)]
+fn apply_message_once(
+    p_subscriber: Option<Text>,
+    p_message_id: Option<Uuid>,
+    p_account: Option<i64>,
+    p_delta: Option<i64>,
+    p_payload: default!(Option<Jsonb>, "NULL"),
+) -> Result<Option<i64>, ErrorReport> {
+    Ok(message::apply_message_once(p_subscriber, p_message_id, p_account, p_delta, p_payload)?)
+}
+
+/// Records many messages for a subscriber and returns the ids that are new, in the order given; a copy counts once.
+///
+/// # Errors
+/// As [`accept_message`]; 22023 for arrays of unequal length, with more than one dimension, or with NULL.
+#[pg_extern(volatile, parallel_unsafe)]
+fn accept_messages(
+    p_subscriber: Option<Text>,
+    p_message_ids: Option<UuidArray>,
+    p_account_ids: Option<Int8Array>,
+    p_payloads: default!(Option<JsonbArray>, "NULL"),
+) -> Result<SetOfIterator<'static, Uuid>, ErrorReport> {
+    Ok(SetOfIterator::new(message::accept_messages(p_subscriber, p_message_ids, p_account_ids, p_payloads)?))
+}
+
+/// Whether a version is above the highest that the subscriber accepted for the entity; accepts it if so.
+///
+/// # Errors
+/// 22023 for a NULL argument, and an empty or too long subscriber or entity.
+#[pg_extern(volatile, parallel_unsafe)]
+fn accept_version(
+    p_subscriber: Option<Text>,
+    p_entity: Option<Text>,
+    p_version: Option<i64>,
+) -> Result<bool, ErrorReport> {
+    Ok(message::accept_version(p_subscriber, p_entity, p_version)?)
 }
 
 /// Deletes the records of `request_result` that are older than `p_retention` and returns how many it deleted.

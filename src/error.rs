@@ -3,18 +3,37 @@
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
-/// The longest key, in bytes: every index entry stays far below a B-tree's limit, also for incompressible text.
-pub const KEY_BYTES: usize = 255;
+use crate::request::KEY_BYTES;
 
 /// What can be refused. No variant carries a saved request or response: the caller may be guessing keys.
 #[derive(Debug)]
 pub enum Error {
-    /// NULL account.
-    AccountRequired,
+    /// A NULL or empty argument.
+    Required(&'static str),
     /// NULL or empty key, NULL or non-positive amount.
     KeyAndAmountRequired,
-    /// A key of so many bytes.
-    KeyTooLong(usize),
+    /// A key, subscriber or entity of so many bytes.
+    TooLong(&'static str, usize),
+    /// The name of an operation that is NULL, too long, or not `name:vN`.
+    Operation,
+    /// An operation that only a function of its own may execute.
+    BuiltIn(String),
+    /// A handler that does not exist, or has another signature.
+    HandlerSignature(Option<String>),
+    /// A handler that the caller may not execute.
+    HandlerDenied(String),
+    /// A handler that returned NULL.
+    NullResponse,
+    /// A handler that executes its own request again.
+    Reentered,
+    /// A key that was cancelled.
+    Cancelled,
+    /// A known message id with another account or payload.
+    MessageReused(&'static str),
+    /// Arrays of unequal length, with more than one dimension, NULL, or with NULL elements.
+    Arrays,
+    /// A value nested too deeply for a fingerprint.
+    TooComplex,
     /// A known key with another request; the names of the fields that differ, unless a purge took the record since.
     KeyReused(Option<String>),
     /// No such account.
@@ -57,18 +76,83 @@ impl Error {
 
         let text = |value: &str| Some(value.to_owned());
         match self {
-            Self::AccountRequired => (Code::ERRCODE_INVALID_PARAMETER_VALUE, "account required".into(), None, None),
+            Self::Required(what) => (Code::ERRCODE_INVALID_PARAMETER_VALUE, format!("{what} required"), None, None),
             Self::KeyAndAmountRequired => (
                 Code::ERRCODE_INVALID_PARAMETER_VALUE,
                 "key and positive amount required".into(),
                 None,
                 text("Send the same non-empty key with every attempt at one intention, and an amount above zero."),
             ),
-            Self::KeyTooLong(bytes) => (
+            Self::TooLong(what, bytes) => (
                 Code::ERRCODE_INVALID_PARAMETER_VALUE,
-                format!("key too long: {bytes} bytes, the limit is {KEY_BYTES} bytes"),
+                format!("{what} too long: {bytes} bytes, the limit is {KEY_BYTES} bytes"),
                 None,
-                text("Use a UUID or a short business reference as the key."),
+                text("Use a UUID or a short business reference."),
+            ),
+            Self::Operation => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "operation is not a name with a version".into(),
+                None,
+                text(
+                    "Name it like \"invoice:v1\": letters, digits, and \"_\", \"-\" or \".\", then \":v\" and a number, at most 63 bytes.",
+                ),
+            ),
+            Self::BuiltIn(operation) => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("operation \"{operation}\" is built in"),
+                None,
+                text("Call debit_once or credit_once, or give your operation another name."),
+            ),
+            Self::HandlerSignature(name) => (
+                Code::ERRCODE_UNDEFINED_FUNCTION,
+                "handler does not have the expected signature".into(),
+                name.map(|name| format!("The handler is {name}.")),
+                text("A handler is a function (bigint, jsonb) RETURNS jsonb: it gets the account and the request."),
+            ),
+            Self::HandlerDenied(name) => (
+                Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                format!("permission denied for function {name}"),
+                None,
+                text("The handler runs with the caller's own rights, who needs EXECUTE on it and USAGE on its schema."),
+            ),
+            Self::NullResponse => (
+                Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+                "handler returned NULL".into(),
+                None,
+                text("Return a jsonb, such as '{}', or raise an error to refuse the request."),
+            ),
+            Self::Reentered => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "request is being executed by this session".into(),
+                Some(
+                    "The handler of a request, or what it called, used the request's own account, operation and key."
+                        .into(),
+                ),
+                text("Use another key inside the handler."),
+            ),
+            Self::Cancelled => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "request was cancelled".into(),
+                None,
+                text("It never ran and never will. Use a new key for a new intention."),
+            ),
+            Self::MessageReused(field) => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("message id reused with different {field}"),
+                None,
+                text("The message was not applied. Find out which of the two the publisher meant."),
+            ),
+            Self::Arrays => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "arrays of equal length without NULL required".into(),
+                None,
+                text("Give one message id and one account for each message, and one payload if any."),
+            ),
+            Self::TooComplex => (
+                Code::ERRCODE_STATEMENT_TOO_COMPLEX,
+                "value is nested too deeply for a fingerprint".into(),
+                None,
+                text("Nest at most 127 levels."),
             ),
             Self::KeyReused(fields) => (
                 Code::ERRCODE_INVALID_PARAMETER_VALUE,
@@ -80,13 +164,13 @@ impl Error {
                 Code::ERRCODE_FOREIGN_KEY_VIOLATION,
                 format!("account {account} does not exist"),
                 None,
-                text("Nothing was recorded: once the account exists, the same key executes."),
+                text("Nothing was recorded: once the account exists, the same call may succeed."),
             ),
             Self::InsufficientBalance(account) => (
                 Code::ERRCODE_RAISE_EXCEPTION,
                 "insufficient balance".into(),
                 Some(format!("Account {account} holds less than the amount.")),
-                text("Nothing was recorded: after a top-up the same key may succeed."),
+                text("Nothing was recorded: after a top-up the same call may succeed."),
             ),
             Self::WriteSuppressed(table) => (
                 Code::ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION,
@@ -133,9 +217,20 @@ mod tests {
     fn all() -> Vec<Error> {
         let encode = serde_json::from_str::<i64>("").expect_err("nothing to parse");
         vec![
-            Error::AccountRequired,
+            Error::Required("account"),
             Error::KeyAndAmountRequired,
-            Error::KeyTooLong(256),
+            Error::TooLong("key", 256),
+            Error::Operation,
+            Error::BuiltIn("debit:v1".into()),
+            Error::HandlerSignature(None),
+            Error::HandlerSignature(Some("public.handler".into())),
+            Error::HandlerDenied("public.handler".into()),
+            Error::NullResponse,
+            Error::Reentered,
+            Error::Cancelled,
+            Error::MessageReused("payload"),
+            Error::Arrays,
+            Error::TooComplex,
             Error::KeyReused(Some("amount".into())),
             Error::KeyReused(None),
             Error::UnknownAccount(7),

@@ -7,12 +7,18 @@
 use pgrx::prelude::*;
 
 pub mod api;
-mod debit;
+mod balance;
+mod cancel;
 mod error;
+mod fingerprint;
+mod message;
 mod once;
 mod purge;
 #[allow(unsafe_code)]
 mod raw;
+mod request;
+mod run;
+mod setting;
 mod statement;
 
 pg_module_magic!();
@@ -20,7 +26,17 @@ pg_module_magic!();
 extension_sql_file!("../sql/account.sql", name = "account", bootstrap);
 extension_sql_file!("../sql/request_result.sql", name = "request_result", requires = ["account"]);
 extension_sql_file!("../sql/processed_message.sql", name = "processed_message", requires = ["account"]);
+extension_sql_file!("../sql/accepted_version.sql", name = "accepted_version");
+extension_sql_file!("../sql/operation_policy.sql", name = "operation_policy");
+extension_sql_file!("../sql/find_request.sql", name = "find_request", requires = ["request_result"]);
 extension_sql_file!("../sql/privileges.sql", name = "privileges", finalize);
+
+/// Called by the server when it loads the library.
+#[allow(non_snake_case)]
+#[pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    setting::init();
+}
 
 #[cfg(any(test, feature = "pg_test"))]
 mod pg_tests;

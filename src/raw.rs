@@ -2,8 +2,10 @@
 
 mod catalog;
 mod plan;
+mod setting;
 mod value;
 
 pub use catalog::catalog_generation;
 pub use plan::{Plan, Planning, Rows};
-pub use value::{Jsonb, Text};
+pub use setting::reserve_settings;
+pub use value::{Int8Array, Jsonb, JsonbArray, Procedure, Text, UuidArray};

@@ -23,9 +23,10 @@ pub struct Statement {
     planning: Planning,
 }
 
-/// $1 account, $2 operation, $3 key, $4 request: whether the saved request is the same, and the saved response.
+/// $1 account, $2 operation, $3 key, $4 request: the saved response, when it was executed, whether the saved request is
+/// the same, whether it was cancelled, and the fingerprint, where that is all that was saved of the request.
 pub static FIND: Statement = Statement {
-    text: "SELECT request OPERATOR(pg_catalog.=) $4, response
+    text: "SELECT response, created_at, request OPERATOR(pg_catalog.=) $4, cancelled, request_fingerprint
              FROM @extschema@.request_result
             WHERE account_id OPERATOR(pg_catalog.=) $1
               AND operation OPERATOR(pg_catalog.=) $2
@@ -34,8 +35,19 @@ pub static FIND: Statement = Statement {
     planning: Planning::ByIndex,
 };
 
-/// $1 to $4 as in [`FIND`]: the names of the fields in which the saved request differs. IS DISTINCT FROM cannot be
-/// qualified, hence COALESCE.
+/// $1 account, $2 operation, $3 key: the saved response, and whether the request was cancelled.
+pub static FIND_SAVED: Statement = Statement {
+    text: "SELECT response, cancelled
+             FROM @extschema@.request_result
+            WHERE account_id OPERATOR(pg_catalog.=) $1
+              AND operation OPERATOR(pg_catalog.=) $2
+              AND request_key OPERATOR(pg_catalog.=) $3",
+    parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
+    planning: Planning::ByIndex,
+};
+
+/// $1 to $4 as in [`FIND`]: the names of the fields in which the saved request differs; NULL where that cannot be told.
+/// IS DISTINCT FROM cannot be qualified, hence COALESCE.
 pub static FIND_DIFFERENCE: Statement = Statement {
     text: "SELECT (SELECT pg_catalog.string_agg(field, ', ')
                      FROM pg_catalog.jsonb_object_keys(saved.request OPERATOR(pg_catalog.||) $4) AS field
@@ -44,26 +56,35 @@ pub static FIND_DIFFERENCE: Statement = Statement {
              FROM @extschema@.request_result AS saved
             WHERE saved.account_id OPERATOR(pg_catalog.=) $1
               AND saved.operation OPERATOR(pg_catalog.=) $2
-              AND saved.request_key OPERATOR(pg_catalog.=) $3",
-    parameters: FIND.parameters,
+              AND saved.request_key OPERATOR(pg_catalog.=) $3
+              AND saved.request_fingerprint IS NULL
+              AND pg_catalog.jsonb_typeof(saved.request) OPERATOR(pg_catalog.=) 'object'
+              AND pg_catalog.jsonb_typeof($4) OPERATOR(pg_catalog.=) 'object'",
+    parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID],
     planning: Planning::ByIndex,
 };
 
-/// $1 to $4 as in [`FIND`], $5 amount: locks the account where its balance suffices and takes the key with the final
-/// response; no row if the balance does not suffice, the account does not exist, or the key is taken.
+/// $1 to $4 as in [`FIND`], $5 what is added to the balance: locks the account where its balance allows it and takes the
+/// key with the final response; no row if the balance does not suffice, the account does not exist, or the key is taken.
 ///
 /// The account is locked before the key, since the foreign key's lock on a row that somebody then updates would make a
 /// MultiXact for each concurrent request. FOR UPDATE would deadlock with the foreign key's locks.
-pub static CLAIM_DEBIT: Statement = Statement {
-    text: "INSERT INTO @extschema@.request_result (account_id, operation, request_key, request, response)
-           SELECT account.account_id, $2, $3, $4,
-                  pg_catalog.jsonb_build_object('balance', account.balance OPERATOR(pg_catalog.-) $5)
+pub static CLAIM: Statement = Statement {
+    text: "INSERT INTO @extschema@.request_result
+                  (account_id, operation, request_key, request, request_fingerprint, response)
+           SELECT account.account_id, $2, $3,
+                  CASE WHEN kept.fingerprint THEN 'null' ELSE $4 END,
+                  CASE WHEN kept.fingerprint THEN @extschema@.request_fingerprint($4) END,
+                  pg_catalog.jsonb_build_object('balance', account.balance OPERATOR(pg_catalog.+) $5)
              FROM @extschema@.account
+             LEFT JOIN LATERAL (SELECT stored_request OPERATOR(pg_catalog.=) 'fingerprint' AS fingerprint
+                                  FROM @extschema@.operation_policy
+                                 WHERE operation_policy.operation OPERATOR(pg_catalog.=) $2) AS kept ON true
             WHERE account.account_id OPERATOR(pg_catalog.=) $1
-              AND account.balance OPERATOR(pg_catalog.>=) $5
-              FOR NO KEY UPDATE
+              AND account.balance OPERATOR(pg_catalog.+) $5 OPERATOR(pg_catalog.>=) 0
+              FOR NO KEY UPDATE OF account
            ON CONFLICT (account_id, operation, request_key) DO NOTHING
-           RETURNING response",
+           RETURNING response, created_at",
     parameters: &[
         PgBuiltInOids::INT8OID,
         PgBuiltInOids::TEXTOID,
@@ -74,8 +95,73 @@ pub static CLAIM_DEBIT: Statement = Statement {
     planning: Planning::ByIndex,
 };
 
+/// $1 to $5 as in [`CLAIM`]: takes the key with a refusal as the response, where the balance does not suffice.
+pub static CLAIM_REFUSAL: Statement = Statement {
+    text: "INSERT INTO @extschema@.request_result
+                  (account_id, operation, request_key, request, request_fingerprint, response)
+           SELECT account.account_id, $2, $3,
+                  CASE WHEN kept.fingerprint THEN 'null' ELSE $4 END,
+                  CASE WHEN kept.fingerprint THEN @extschema@.request_fingerprint($4) END,
+                  pg_catalog.jsonb_build_object('refused', 'insufficient balance', 'balance', account.balance)
+             FROM @extschema@.account
+             LEFT JOIN LATERAL (SELECT stored_request OPERATOR(pg_catalog.=) 'fingerprint' AS fingerprint
+                                  FROM @extschema@.operation_policy
+                                 WHERE operation_policy.operation OPERATOR(pg_catalog.=) $2) AS kept ON true
+            WHERE account.account_id OPERATOR(pg_catalog.=) $1
+              AND account.balance OPERATOR(pg_catalog.+) $5 OPERATOR(pg_catalog.<) 0
+              FOR NO KEY UPDATE OF account
+           ON CONFLICT (account_id, operation, request_key) DO NOTHING
+           RETURNING response, created_at",
+    parameters: &[
+        PgBuiltInOids::INT8OID,
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::JSONBOID,
+        PgBuiltInOids::INT8OID,
+    ],
+    planning: Planning::ByIndex,
+};
+
+/// $1 to $4 as in [`FIND`], $5 the response of a handler that ran while the account was locked.
+pub static SAVE_RESPONSE: Statement = Statement {
+    text: "INSERT INTO @extschema@.request_result
+                  (account_id, operation, request_key, request, request_fingerprint, response)
+           SELECT $1, $2, $3,
+                  CASE WHEN kept.fingerprint THEN 'null' ELSE $4 END,
+                  CASE WHEN kept.fingerprint THEN @extschema@.request_fingerprint($4) END,
+                  $5
+             FROM (SELECT 1) AS one
+             LEFT JOIN LATERAL (SELECT stored_request OPERATOR(pg_catalog.=) 'fingerprint' AS fingerprint
+                                  FROM @extschema@.operation_policy
+                                 WHERE operation_policy.operation OPERATOR(pg_catalog.=) $2) AS kept ON true
+           ON CONFLICT (account_id, operation, request_key) DO NOTHING
+           RETURNING response, created_at",
+    parameters: &[
+        PgBuiltInOids::INT8OID,
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::JSONBOID,
+        PgBuiltInOids::JSONBOID,
+    ],
+    planning: Planning::ByIndex,
+};
+
+/// $1 account, $2 operation, $3 key: locks the account and takes the key for good; no row if the key is taken or the account
+/// does not exist.
+pub static CANCEL: Statement = Statement {
+    text: "INSERT INTO @extschema@.request_result (account_id, operation, request_key, request, response, cancelled)
+           SELECT account.account_id, $2, $3, 'null', 'null', true
+             FROM @extschema@.account
+            WHERE account.account_id OPERATOR(pg_catalog.=) $1
+              FOR NO KEY UPDATE
+           ON CONFLICT (account_id, operation, request_key) DO NOTHING
+           RETURNING cancelled",
+    parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
+    planning: Planning::ByIndex,
+};
+
 /// $1 account, $2 amount to add, $3 the claimed response: whether the new balance is the one that the response names.
-pub static ADD_TO_BALANCE: Statement = Statement {
+pub static CHANGE_CLAIMED_BALANCE: Statement = Statement {
     text: "UPDATE @extschema@.account
               SET balance = balance OPERATOR(pg_catalog.+) $2
             WHERE account_id OPERATOR(pg_catalog.=) $1
@@ -84,10 +170,200 @@ pub static ADD_TO_BALANCE: Statement = Statement {
     planning: Planning::ByIndex,
 };
 
+/// $1 account, $2 amount to add: the response and the balance, where the balance allows it.
+pub static CHANGE_BALANCE: Statement = Statement {
+    text: "UPDATE @extschema@.account
+              SET balance = balance OPERATOR(pg_catalog.+) $2
+            WHERE account_id OPERATOR(pg_catalog.=) $1
+              AND balance OPERATOR(pg_catalog.+) $2 OPERATOR(pg_catalog.>=) 0
+           RETURNING pg_catalog.jsonb_build_object('balance', balance), balance",
+    parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID],
+    planning: Planning::ByIndex,
+};
+
+/// $1 account: locks it.
+pub static LOCK_ACCOUNT: Statement = Statement {
+    text: "SELECT account_id
+             FROM @extschema@.account
+            WHERE account_id OPERATOR(pg_catalog.=) $1
+              FOR NO KEY UPDATE",
+    parameters: &[PgBuiltInOids::INT8OID],
+    planning: Planning::ByIndex,
+};
+
 /// $1 account: its balance.
 pub static FIND_BALANCE: Statement = Statement {
     text: "SELECT balance FROM @extschema@.account WHERE account_id OPERATOR(pg_catalog.=) $1",
     parameters: &[PgBuiltInOids::INT8OID],
+    planning: Planning::ByIndex,
+};
+
+/// $1 operation: its declared treatment of refusals.
+pub static FIND_REFUSALS: Statement = Statement {
+    text: "SELECT refusals FROM @extschema@.operation_policy WHERE operation OPERATOR(pg_catalog.=) $1",
+    parameters: &[PgBuiltInOids::TEXTOID],
+    planning: Planning::ByIndex,
+};
+
+/// $1 operation, $2 when a request was executed: when its record may be purged; NULL without a declared retention.
+pub static FIND_EXPIRY: Statement = Statement {
+    text: "SELECT $2 OPERATOR(pg_catalog.+) retention
+             FROM @extschema@.operation_policy
+            WHERE operation OPERATOR(pg_catalog.=) $1",
+    parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TIMESTAMPTZOID],
+    planning: Planning::ByIndex,
+};
+
+/// $1 handler: its qualified name, whether its signature is the expected one, and whether the caller may execute it.
+pub static FIND_HANDLER: Statement = Statement {
+    text: "SELECT pg_catalog.quote_ident(n.nspname) OPERATOR(pg_catalog.||) '.'
+                  OPERATOR(pg_catalog.||) pg_catalog.quote_ident(p.proname),
+                  p.prokind OPERATOR(pg_catalog.=) 'f' AND NOT p.proretset
+                  AND p.prorettype OPERATOR(pg_catalog.=) CAST('pg_catalog.jsonb' AS pg_catalog.regtype)
+                  AND pg_catalog.oidvectortypes(p.proargtypes) OPERATOR(pg_catalog.=) 'bigint, jsonb',
+                  pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
+                  AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+             FROM pg_catalog.pg_proc AS p
+             JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+            WHERE p.oid OPERATOR(pg_catalog.=) $1",
+    parameters: &[PgBuiltInOids::REGPROCEDUREOID],
+    planning: Planning::ByIndex,
+};
+
+/// $1 subscriber, $2 message id, $3 account: whether the account is the recorded one, and the fingerprint of the payload.
+pub static FIND_MESSAGE: Statement = Statement {
+    text: "SELECT account_id OPERATOR(pg_catalog.=) $3, payload_fingerprint
+             FROM @extschema@.processed_message
+            WHERE subscriber OPERATOR(pg_catalog.=) $1
+              AND message_id OPERATOR(pg_catalog.=) $2",
+    parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDOID, PgBuiltInOids::INT8OID],
+    planning: Planning::ByIndex,
+};
+
+/// $1 subscriber, $2 message id, $3 account, $4 fingerprint of the payload, $5 what will be added to the balance: locks the
+/// account where its balance allows it and records the message, as [`CLAIM`] does.
+pub static CLAIM_MESSAGE: Statement = Statement {
+    text: "INSERT INTO @extschema@.processed_message (subscriber, message_id, account_id, payload_fingerprint)
+           SELECT $1, $2, account.account_id, $4
+             FROM @extschema@.account
+            WHERE account.account_id OPERATOR(pg_catalog.=) $3
+              AND account.balance OPERATOR(pg_catalog.+) $5 OPERATOR(pg_catalog.>=) 0
+              FOR NO KEY UPDATE
+           ON CONFLICT (subscriber, message_id) DO NOTHING
+           RETURNING account_id",
+    parameters: &[
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::UUIDOID,
+        PgBuiltInOids::INT8OID,
+        PgBuiltInOids::BYTEAOID,
+        PgBuiltInOids::INT8OID,
+    ],
+    planning: Planning::ByIndex,
+};
+
+/// $1 message ids, $2 accounts, $3 payloads or NULL: whether the arrays have one dimension, equal length and no NULL.
+pub static CHECK_MESSAGES: Statement = Statement {
+    text: "SELECT COALESCE(pg_catalog.array_ndims($1), 1) OPERATOR(pg_catalog.=) 1
+              AND COALESCE(pg_catalog.array_ndims($2), 1) OPERATOR(pg_catalog.=) 1
+              AND COALESCE(pg_catalog.array_ndims($3), 1) OPERATOR(pg_catalog.=) 1
+              AND pg_catalog.cardinality($1) OPERATOR(pg_catalog.=) pg_catalog.cardinality($2)
+              AND COALESCE(pg_catalog.cardinality($3) OPERATOR(pg_catalog.=) pg_catalog.cardinality($1), true)
+              AND pg_catalog.array_position($1, NULL) IS NULL
+              AND pg_catalog.array_position($2, NULL) IS NULL
+              AND pg_catalog.array_position($3, NULL) IS NULL",
+    parameters: &[PgBuiltInOids::UUIDARRAYOID, PgBuiltInOids::INT8ARRAYOID, PgBuiltInOids::JSONBARRAYOID],
+    planning: Planning::ByIndex,
+};
+
+/// $1 subscriber, $2 message ids, $3 accounts: locks the accounts of the messages that are not recorded yet, in one order, so
+/// that two callers do not deadlock, also not with what they do to the accounts afterwards.
+pub static LOCK_ACCOUNTS: Statement = Statement {
+    text: "SELECT pg_catalog.count(locked.account_id)
+             FROM (SELECT account.account_id
+                     FROM @extschema@.account
+                    WHERE account.account_id OPERATOR(pg_catalog.=) ANY (ARRAY(
+                          SELECT given.account_id
+                            FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3)) AS given (message_id, account_id)
+                           WHERE NOT EXISTS (
+                                 SELECT FROM @extschema@.processed_message AS recorded
+                                  WHERE recorded.subscriber OPERATOR(pg_catalog.=) $1
+                                    AND recorded.message_id OPERATOR(pg_catalog.=) given.message_id)))
+                    ORDER BY account.account_id
+                      FOR NO KEY UPDATE) AS locked",
+    parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDARRAYOID, PgBuiltInOids::INT8ARRAYOID],
+    planning: Planning::ForArguments,
+};
+
+/// $1 subscriber, $2 message ids, $3 accounts, $4 payloads or NULL: records the messages in the order of their ids, and
+/// returns the ids that are new in the order in which they were given.
+pub static ACCEPT_MESSAGES: Statement = Statement {
+    text: "WITH given AS (
+               SELECT DISTINCT ON (message_id) message_id, account_id, payload, ordinal
+                 FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4)) WITH ORDINALITY
+                      AS given (message_id, account_id, payload, ordinal)
+                ORDER BY message_id, ordinal
+           ), accepted AS (
+               INSERT INTO @extschema@.processed_message (subscriber, message_id, account_id, payload_fingerprint)
+               SELECT $1, message_id, account_id,
+                      CASE WHEN payload IS NOT NULL THEN @extschema@.request_fingerprint(payload) END
+                 FROM given
+                ORDER BY message_id
+               ON CONFLICT (subscriber, message_id) DO NOTHING
+               RETURNING message_id
+           )
+           SELECT pg_catalog.array_agg(given.message_id ORDER BY given.ordinal)
+             FROM given
+             JOIN accepted ON accepted.message_id OPERATOR(pg_catalog.=) given.message_id",
+    parameters: &[
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::UUIDARRAYOID,
+        PgBuiltInOids::INT8ARRAYOID,
+        PgBuiltInOids::JSONBARRAYOID,
+    ],
+    planning: Planning::ForArguments,
+};
+
+/// $1 to $4 as in [`ACCEPT_MESSAGES`]: no row if every message is recorded as it was given, else whether an account differs.
+pub static FIND_MESSAGES_REUSED: Statement = Statement {
+    text: "SELECT recorded.account_id OPERATOR(pg_catalog.<>) given.account_id AS differs
+             FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4)) AS given (message_id, account_id, payload)
+             JOIN @extschema@.processed_message AS recorded
+               ON recorded.subscriber OPERATOR(pg_catalog.=) $1
+              AND recorded.message_id OPERATOR(pg_catalog.=) given.message_id
+            WHERE recorded.account_id OPERATOR(pg_catalog.<>) given.account_id
+               OR recorded.payload_fingerprint
+                  OPERATOR(pg_catalog.<>) @extschema@.request_fingerprint(given.payload)
+            ORDER BY differs DESC
+            LIMIT 1",
+    parameters: &[
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::UUIDARRAYOID,
+        PgBuiltInOids::INT8ARRAYOID,
+        PgBuiltInOids::JSONBARRAYOID,
+    ],
+    planning: Planning::ForArguments,
+};
+
+/// $1 subscriber, $2 entity, $3 version: a row if this or a later version was accepted.
+pub static FIND_NEWER_VERSION: Statement = Statement {
+    text: "SELECT version
+             FROM @extschema@.accepted_version
+            WHERE subscriber OPERATOR(pg_catalog.=) $1
+              AND entity OPERATOR(pg_catalog.=) $2
+              AND version OPERATOR(pg_catalog.>=) $3",
+    parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::INT8OID],
+    planning: Planning::ByIndex,
+};
+
+/// $1 subscriber, $2 entity, $3 version: accepts the version if it is above the accepted one.
+pub static ACCEPT_VERSION: Statement = Statement {
+    text: "INSERT INTO @extschema@.accepted_version AS accepted (subscriber, entity, version)
+           VALUES ($1, $2, $3)
+           ON CONFLICT (subscriber, entity) DO UPDATE
+              SET version = excluded.version, accepted_at = excluded.accepted_at
+            WHERE accepted.version OPERATOR(pg_catalog.<) excluded.version
+           RETURNING version",
+    parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::INT8OID],
     planning: Planning::ByIndex,
 };
 
@@ -194,8 +470,37 @@ mod tests {
     const SOURCE: &str = include_str!("statement.rs");
     const VERBS: [&str; 5] = ["SELECT", "INSERT", "UPDATE", "DELETE", "WITH"];
     /// What may precede a parenthesis without being a function.
-    const KEYWORDS: [&str; 8] =
-        ["any", "array", "coalesce", "conflict", "from", "operator", "request_result", "select"];
+    const KEYWORDS: [&str; 23] = [
+        "accepted",
+        "accepted_version",
+        "and",
+        "any",
+        "array",
+        "as",
+        "by",
+        "cast",
+        "coalesce",
+        "conflict",
+        "exists",
+        "from",
+        "given",
+        "lateral",
+        "on",
+        "operator",
+        "or",
+        "processed_message",
+        "request_result",
+        "select",
+        "values",
+        "when",
+        "where",
+    ];
+    /// What SET assigns is no comparison.
+    const ASSIGNMENTS: [&str; 3] =
+        ["balance = balance", "version = excluded.version", "accepted_at = excluded.accepted_at"];
+    /// What may follow FROM, JOIN, INTO or UPDATE: qualified names, derived tables, WITH queries, clauses.
+    const RELATIONS: [&str; 10] =
+        ["LATERAL", "SET", "@extschema@.", "pg_catalog.", "(", "ROWS", "SKIP", "ON", "given", "accepted"];
 
     /// The SQL texts of this file with literals blanked and qualified operators taken out.
     fn texts() -> Vec<String> {
@@ -209,6 +514,9 @@ mod tests {
 
     fn bare(sql: &str) -> String {
         let mut text: String = sql.split('\'').step_by(2).collect::<Vec<_>>().join("literal");
+        for assignment in ASSIGNMENTS {
+            text = text.replace(assignment, "assignment");
+        }
         while let Some(start) = text.find("OPERATOR(pg_catalog.") {
             let end = start + text[start..].find(')').expect("closed") + 1;
             text.replace_range(start..end, "operator");
@@ -220,8 +528,8 @@ mod tests {
     fn every_operator_is_qualified() {
         for text in texts() {
             let signs = text.chars().filter(|c| "=<>+-*/|~!#%^&?".contains(*c)).count();
-            assert_eq!(signs, text.matches(" SET ").count(), "an operator without OPERATOR(pg_catalog...): {text}");
-            for implied in [" IN ", " BETWEEN ", " LIKE ", " DISTINCT ", "NULLIF", " USING "] {
+            assert_eq!(signs, 0, "an operator without OPERATOR(pg_catalog...): {text}");
+            for implied in [" IN ", " BETWEEN ", " LIKE ", " IS DISTINCT ", "NULLIF", " USING "] {
                 assert!(!text.contains(implied), "{implied} looks for an operator in the search path: {text}");
             }
         }
@@ -248,8 +556,7 @@ mod tests {
         for text in texts() {
             let words: Vec<&str> = text.split_whitespace().collect();
             for pair in words.windows(2).filter(|pair| ["FROM", "JOIN", "INTO", "UPDATE"].contains(&pair[0])) {
-                let known =
-                    ["@extschema@.", "pg_catalog.", "(", "SKIP", "ON"].iter().any(|start| pair[1].starts_with(start));
+                let known = RELATIONS.iter().any(|start| pair[1].starts_with(start));
                 assert!(known, "an unqualified table: {} in {text}", pair[1]);
             }
         }

@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use pgrx::datum::{DatumWithOid, TimestampWithTimeZone};
+use pgrx::datum::{DatumWithOid, TimestampWithTimeZone, Uuid};
 use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
@@ -199,6 +199,8 @@ impl Column for i64 {}
 impl Column for pg_sys::Oid {}
 impl Column for String {}
 impl Column for TimestampWithTimeZone {}
+impl Column for Vec<u8> {}
+impl Column for Vec<Uuid> {}
 
 impl Column for Jsonb {
     unsafe fn copied(datum: pg_sys::Datum) -> Option<Self> {

@@ -70,12 +70,23 @@ untouched!(
     "A `jsonb` that goes from a statement to the caller as it is, without a way through text."
 );
 
+untouched!(Procedure, "regprocedure", REGPROCEDUREOID, "A `regprocedure`.");
+untouched!(UuidArray, "uuid[]", UUIDARRAYOID, "A `uuid[]` that goes into a statement as it came.");
+untouched!(Int8Array, "bigint[]", INT8ARRAYOID, "A `bigint[]` that goes into a statement as it came.");
+untouched!(JsonbArray, "jsonb[]", JSONBARRAYOID, "A `jsonb[]` that goes into a statement as it came.");
+
 impl Text {
     /// The length in bytes, without the cost of decompressing a value that may be far too long.
     pub fn octet_length(self) -> usize {
         // SAFETY: the datum is a valid varlena, whose header alone is read.
         let with_header = unsafe { pg_sys::toast_raw_datum_size(self.0) };
         with_header.saturating_sub(pg_sys::VARHDRSZ)
+    }
+
+    /// The bytes, in the database's encoding.
+    pub fn to_bytes(self) -> Vec<u8> {
+        // SAFETY: the datum is a valid varlena; bytes that came from a text make a bytea as good.
+        unsafe { Vec::<u8>::from_datum(self.0, false) }.unwrap_or_default()
     }
 }
 
@@ -84,5 +95,18 @@ impl Jsonb {
     pub fn from_serialize(value: &impl Serialize) -> Result<Self, Error> {
         let value = serde_json::to_value(value).map_err(Error::Encode)?;
         JsonB(value).into_datum().map(Self).ok_or(Error::ForeignTable)
+    }
+
+    /// The value as JSON text in UTF-8, whatever the database's encoding.
+    pub fn to_utf8(self) -> Vec<u8> {
+        // SAFETY: jsonb_out takes a jsonb and returns a C string in the database's encoding, and pg_server_to_any returns
+        // the very pointer if there is nothing to convert. Both stay in the memory of our caller, which is reset.
+        unsafe {
+            let text: Option<&core::ffi::CStr> = pgrx::direct_function_call(pg_sys::jsonb_out, &[Some(self.0)]);
+            let Some(text) = text else { return Vec::new() };
+            let length = i32::try_from(text.count_bytes()).unwrap_or(i32::MAX);
+            let converted = pg_sys::pg_server_to_any(text.as_ptr(), length, pg_sys::pg_enc::PG_UTF8 as _);
+            core::ffi::CStr::from_ptr(converted).to_bytes().to_vec()
+        }
     }
 }

@@ -1,0 +1,31 @@
+CREATE TABLE operation_policy (
+    operation      text COLLATE "C" NOT NULL,
+    refusals       text NOT NULL DEFAULT 'raise',
+    stored_request text NOT NULL DEFAULT 'full',
+    retention      interval,
+    CONSTRAINT operation_policy_pkey PRIMARY KEY (operation),
+    CONSTRAINT operation_policy_refusals_check CHECK (refusals IN ('raise', 'save')),
+    CONSTRAINT operation_policy_stored_request_check CHECK (stored_request IN ('full', 'fingerprint')),
+    CONSTRAINT operation_policy_retention_check CHECK (retention > interval '0')
+);
+
+COMMENT ON TABLE operation_policy IS
+    'What is declared for an operation; an operation without a row has the defaults. Change it by INSERT, UPDATE and DELETE: it counts from the next call on, and records that exist stay comparable.';
+COMMENT ON COLUMN operation_policy.operation IS
+    'The operation, such as debit:v1.';
+COMMENT ON COLUMN operation_policy.refusals IS
+    'raise: an insufficient balance raises P0001 and keeps nothing, so that the same key may succeed after a top-up. save: the refusal becomes the stored response, and a repeat gets it also after a top-up.';
+COMMENT ON COLUMN operation_policy.stored_request IS
+    'full: the request is stored as it is. fingerprint: only a digest is stored, for requests that must not be kept.';
+COMMENT ON COLUMN operation_policy.retention IS
+    'How long a record of the operation is a repeat''s answer; NULL where none is declared.';
+COMMENT ON CONSTRAINT operation_policy_pkey ON operation_policy IS
+    'One policy an operation.';
+COMMENT ON CONSTRAINT operation_policy_refusals_check ON operation_policy IS
+    'raise or save.';
+COMMENT ON CONSTRAINT operation_policy_stored_request_check ON operation_policy IS
+    'full or fingerprint.';
+COMMENT ON CONSTRAINT operation_policy_retention_check ON operation_policy IS
+    'A retention is longer than nothing.';
+
+SELECT pg_catalog.pg_extension_config_dump('operation_policy', '');

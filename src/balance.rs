@@ -1,0 +1,99 @@
+//! Debit and credit: they change the balance of an account by an amount, never below zero.
+
+use pgrx::spi::SpiClient;
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::raw::{Jsonb, Text};
+use crate::request::{self, Operation, Outcome, Request};
+use crate::statement;
+
+/// The contract of [`debit`]. A change of its request or response is a new version.
+pub const DEBIT: &str = "debit:v1";
+/// The contract of [`credit`].
+pub const CREDIT: &str = "credit:v1";
+
+/// The request as it is stored and compared.
+#[derive(Serialize)]
+struct Amount {
+    amount: i64,
+}
+
+struct Change {
+    by: i64,
+}
+
+/// Debits the account, see [`crate::api`].
+pub fn debit(account: Option<i64>, key: Option<Text>, amount: Option<i64>) -> Result<Outcome, Error> {
+    change(account, DEBIT, key, amount, |amount| -amount)
+}
+
+/// Credits the account, see [`crate::api`].
+pub fn credit(account: Option<i64>, key: Option<Text>, amount: Option<i64>) -> Result<Outcome, Error> {
+    change(account, CREDIT, key, amount, |amount| amount)
+}
+
+fn change(
+    account: Option<i64>,
+    operation: &str,
+    key: Option<Text>,
+    amount: Option<i64>,
+    signed: fn(i64) -> i64,
+) -> Result<Outcome, Error> {
+    let Some(amount @ 1..) = amount else {
+        return Err(Error::KeyAndAmountRequired);
+    };
+    let key = request::accept_key(key, Error::KeyAndAmountRequired)?;
+    let account = account.ok_or(Error::Required("account"))?;
+    let parameters = Jsonb::from_serialize(&Amount { amount })?;
+    request::execute_once(account, operation, key, parameters, &Change { by: signed(amount) })
+}
+
+impl Operation for Change {
+    fn execute(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
+        let [account, operation, key, parameters] = request.arguments();
+        let claimed = statement::CLAIM.run(connected, &[account, operation, key, parameters, self.by.into()])?;
+        let Some(outcome) = Outcome::of(&claimed, false)? else {
+            return Ok(None);
+        };
+        let account = request.identity.account;
+        let updated = statement::CHANGE_CLAIMED_BALANCE
+            .run(connected, &[account.into(), self.by.into(), outcome.response.into()])?;
+        if updated.len() != 1 || updated.first::<bool>(1)? != Some(true) {
+            return Err(Error::WriteSuppressed("account"));
+        }
+        Ok(Some(outcome))
+    }
+
+    fn refuse(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
+        let account = request.identity.account;
+        if !is_insufficient(connected, account, self.by)? {
+            return Ok(None);
+        }
+        let refusals = statement::FIND_REFUSALS.run(connected, &[request.identity.operation.into()])?;
+        if refusals.first::<String>(1)?.as_deref() != Some("save") {
+            return Err(Error::InsufficientBalance(account));
+        }
+        let [account, operation, key, parameters] = request.arguments();
+        let claimed =
+            statement::CLAIM_REFUSAL.run(connected, &[account, operation, key, parameters, self.by.into()])?;
+        Outcome::of(&claimed, false)
+    }
+
+    fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Option<Jsonb>, Error> {
+        statement::CHANGE_BALANCE.run(connected, &[account.into(), self.by.into()])?.first(1)
+    }
+
+    fn refuse_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Error, Error> {
+        is_insufficient(connected, account, self.by)?;
+        Ok(Error::InsufficientBalance(account))
+    }
+}
+
+/// Whether the balance does not allow the change. Where it does not fit a bigint, the claim raises 22003.
+pub fn is_insufficient(connected: &SpiClient<'_>, account: i64, change: i64) -> Result<bool, Error> {
+    match statement::FIND_BALANCE.run(connected, &[account.into()])?.first::<i64>(1)? {
+        None => Err(Error::UnknownAccount(account)),
+        Some(balance) => Ok(balance.checked_add(change).is_some_and(|after| after < 0)),
+    }
+}

@@ -1,0 +1,49 @@
+//! Cancel: makes sure that a request never runs, or tells what it answered.
+
+use pgrx::spi::SpiClient;
+
+use crate::error::Error;
+use crate::once::{self, Once};
+use crate::raw::{Jsonb, Text};
+use crate::request::{self, Identity};
+use crate::statement;
+
+struct Cancellation<'a> {
+    identity: Identity<'a>,
+}
+
+/// See [`crate::api`].
+pub fn cancel(account: Option<i64>, operation: Option<Text>, key: Option<Text>) -> Result<Option<Jsonb>, Error> {
+    let account = account.ok_or(Error::Required("account"))?;
+    let operation = request::accept_operation(operation)?;
+    let key = request::accept_name("key", key.ok_or(Error::Required("key"))?, Error::Required("key"))?;
+    let identity = Identity { account, operation: &operation, key };
+    identity.check_not_in_flight()?;
+    once::once(&Cancellation { identity })
+}
+
+impl Once for Cancellation<'_> {
+    type Answer = Option<Jsonb>;
+
+    fn find(&self, connected: &SpiClient<'_>) -> Result<Option<Self::Answer>, Error> {
+        let saved = statement::FIND_SAVED.run(connected, &self.identity.arguments())?;
+        if saved.is_empty() {
+            return Ok(None);
+        }
+        if saved.first::<bool>(2)? == Some(true) { Ok(Some(None)) } else { Ok(Some(saved.first::<Jsonb>(1)?)) }
+    }
+
+    /// Waits for an execution in flight at the lock of its account.
+    fn claim(&self, connected: &SpiClient<'_>) -> Result<Option<Self::Answer>, Error> {
+        let cancelled = statement::CANCEL.run(connected, &self.identity.arguments())?;
+        Ok((!cancelled.is_empty()).then_some(None))
+    }
+
+    fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Self::Answer>, Error> {
+        let account = self.identity.account;
+        if statement::FIND_BALANCE.run(connected, &[account.into()])?.is_empty() {
+            return Err(Error::UnknownAccount(account));
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,186 @@
+//! Fingerprints: what is kept of a request or payload that must not be kept itself.
+//!
+//! A fingerprint is one byte that names its version, and the SHA-256 of the canonical form of that version. Documented
+//! with test vectors in docs/reference.md, so that another language can compute it; a version never changes.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::error::Error;
+use crate::raw::Jsonb;
+
+const VERSION_1: u8 = 1;
+
+/// The fingerprint of the current version.
+pub fn of(value: Jsonb) -> Result<Vec<u8>, Error> {
+    version_1(value)
+}
+
+/// Whether a saved fingerprint, of whatever version, is that of the value. One of a version that this library does not
+/// know, left by a later one, matches nothing.
+pub fn matches(saved: &[u8], value: Jsonb) -> Result<bool, Error> {
+    match saved.first() {
+        Some(&VERSION_1) => Ok(saved == version_1(value)?),
+        _ => Ok(false),
+    }
+}
+
+/// A fingerprint in hexadecimal digits.
+pub fn hex(fingerprint: &[u8]) -> String {
+    fingerprint.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn version_1(value: Jsonb) -> Result<Vec<u8>, Error> {
+    let value = serde_json::from_slice(&value.to_utf8()).map_err(|_| Error::TooComplex)?;
+    let mut canonical = String::new();
+    write_canonical(&value, &mut canonical);
+    Ok(std::iter::once(VERSION_1).chain(Sha256::digest(canonical)).collect())
+}
+
+/// Writes version 1 of the canonical form: no white space, members in the order of their names' UTF-8 bytes, numbers as
+/// significant digits and a power of ten, in strings only `"`, `\` and control characters escaped.
+fn write_canonical(value: &Value, canonical: &mut String) {
+    match value {
+        Value::Null => canonical.push_str("null"),
+        Value::Bool(true) => canonical.push_str("true"),
+        Value::Bool(false) => canonical.push_str("false"),
+        Value::Number(number) => write_number(&number.to_string(), canonical),
+        Value::String(string) => write_string(string, canonical),
+        Value::Array(elements) => {
+            canonical.push('[');
+            for (at, element) in elements.iter().enumerate() {
+                canonical.push_str(if at > 0 { "," } else { "" });
+                write_canonical(element, canonical);
+            }
+            canonical.push(']');
+        }
+        Value::Object(members) => {
+            let mut members: Vec<_> = members.iter().collect();
+            members.sort_unstable_by(|(one, _), (other, _)| one.as_bytes().cmp(other.as_bytes()));
+            canonical.push('{');
+            for (at, (name, member)) in members.into_iter().enumerate() {
+                canonical.push_str(if at > 0 { "," } else { "" });
+                write_string(name, canonical);
+                canonical.push(':');
+                write_canonical(member, canonical);
+            }
+            canonical.push('}');
+        }
+    }
+}
+
+/// Writes a decimal number as its significant digits without leading and trailing zeros, `e`, and the power of ten:
+/// `1`, `1.0` and `1.00` are `1e0`, `-1200` is `-12e2`, `0.05` is `5e-2`, and every zero is `0`.
+fn write_number(number: &str, canonical: &mut String) {
+    let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
+    let (sign, digits) = match mantissa.strip_prefix('-') {
+        Some(digits) => ("-", digits),
+        None => ("", mantissa),
+    };
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let digits = format!("{whole}{fraction}");
+    let significant = digits.trim_start_matches('0').trim_end_matches('0');
+    if significant.is_empty() {
+        canonical.push('0');
+        return;
+    }
+    let trailing_zeros = digits.len() - digits.trim_end_matches('0').len();
+    let length = |text: &str| i64::try_from(text.len()).unwrap_or(i64::MAX);
+    let power = exponent.parse::<i64>().unwrap_or(0) - length(fraction) + length(&digits[..trailing_zeros]);
+    // Writing to a String cannot fail.
+    let _ = write!(canonical, "{sign}{significant}e{power}");
+}
+
+fn write_string(string: &str, canonical: &mut String) {
+    canonical.push('"');
+    for c in string.chars() {
+        match c {
+            '"' => canonical.push_str("\\\""),
+            '\\' => canonical.push_str("\\\\"),
+            '\0'..='\u{1f}' => {
+                let _ = write!(canonical, "\\u{:04x}", u32::from(c));
+            }
+            _ => canonical.push(c),
+        }
+    }
+    canonical.push('"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn canonical(json: &str) -> String {
+        let mut canonical = String::new();
+        write_canonical(&serde_json::from_str(json).expect("valid"), &mut canonical);
+        canonical
+    }
+
+    #[test]
+    fn equal_numbers_have_one_form() {
+        for one in ["1", "1.0", "1.00", "1e0", "0.1e1", "10e-1", "01e0".trim_start_matches('0')] {
+            assert_eq!(canonical(one), "1e0", "{one}");
+        }
+        for (json, form) in [
+            ("0", "0"),
+            ("-0.00", "0"),
+            ("-1200", "-12e2"),
+            ("0.05", "5e-2"),
+            ("100.50", "1005e-1"),
+            ("9223372036854775807", "9223372036854775807e0"),
+            ("123456789012345678901234567890.1", "1234567890123456789012345678901e-1"),
+        ] {
+            assert_eq!(canonical(json), form);
+        }
+    }
+
+    #[test]
+    fn different_values_have_different_forms() {
+        let values = [
+            "1",
+            "10",
+            "0.1",
+            "-1",
+            "\"1\"",
+            "\"1e0\"",
+            "[1]",
+            "{\"1\":1}",
+            "null",
+            "\"null\"",
+            "[]",
+            "{}",
+            "\"\"",
+            "[[]]",
+            "[1,2]",
+            "[2,1]",
+            "[[1],2]",
+            "{\"a\":1,\"b\":2}",
+            "{\"a\":2,\"b\":1}",
+            "true",
+            "false",
+        ];
+        let mut forms: Vec<String> = values.iter().map(|value| canonical(value)).collect();
+        forms.sort();
+        forms.dedup();
+        assert_eq!(forms.len(), values.len());
+    }
+
+    #[test]
+    fn members_are_ordered_by_bytes_and_white_space_goes() {
+        assert_eq!(
+            canonical(r#"{ "b": [ 1, { } ], "aa": 2.50, "é": null, "a": true }"#),
+            r#"{"a":true,"aa":25e-1,"b":[1e0,{}],"é":null}"#
+        );
+    }
+
+    #[test]
+    fn strings_escape_what_they_must() {
+        assert_eq!(canonical(r#""\u0041\"\\\/\n\u00e9😀""#), "\"A\\\"\\\\/\\u000aé😀\"");
+    }
+}

@@ -1,0 +1,170 @@
+//! The consumer side: a message is applied once for each subscriber, and a version is accepted in order.
+
+use pgrx::Uuid;
+use pgrx::spi::{Spi, SpiClient};
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::once::{self, Once};
+use crate::raw::{Int8Array, Jsonb, JsonbArray, Text, UuidArray};
+use crate::{balance, fingerprint, request, statement};
+
+/// A message as a subscriber got it.
+struct Message {
+    subscriber: Text,
+    id: Uuid,
+    account: i64,
+    payload: Option<Jsonb>,
+    /// What applying it adds to the balance; `None` where the caller makes the effect.
+    delta: Option<i64>,
+}
+
+/// What became of a message.
+enum Delivery {
+    Accepted,
+    /// With the balance afterwards.
+    Applied(i64),
+    Repeated,
+}
+
+/// What [`apply_message_once`] compares: the effect belongs to what the message says.
+#[derive(Serialize)]
+struct Applied {
+    delta: i64,
+    payload: Option<String>,
+}
+
+/// See [`crate::api`].
+pub fn accept_message(
+    subscriber: Option<Text>,
+    id: Option<Uuid>,
+    account: Option<i64>,
+    payload: Option<Jsonb>,
+) -> Result<bool, Error> {
+    let delivery = once::once(&Message::new(subscriber, id, account, payload, None)?)?;
+    Ok(!matches!(delivery, Delivery::Repeated))
+}
+
+/// See [`crate::api`].
+pub fn apply_message_once(
+    subscriber: Option<Text>,
+    id: Option<Uuid>,
+    account: Option<i64>,
+    delta: Option<i64>,
+    payload: Option<Jsonb>,
+) -> Result<Option<i64>, Error> {
+    let delta = delta.filter(|&delta| delta != 0).ok_or(Error::Required("delta other than zero"))?;
+    let payload = payload.map(fingerprint::of).transpose()?.map(|digest| fingerprint::hex(&digest));
+    let applied = Jsonb::from_serialize(&Applied { delta, payload })?;
+    match once::once(&Message::new(subscriber, id, account, Some(applied), Some(delta))?)? {
+        Delivery::Applied(balance) => Ok(Some(balance)),
+        Delivery::Accepted | Delivery::Repeated => Ok(None),
+    }
+}
+
+/// See [`crate::api`].
+pub fn accept_messages(
+    subscriber: Option<Text>,
+    ids: Option<UuidArray>,
+    accounts: Option<Int8Array>,
+    payloads: Option<JsonbArray>,
+) -> Result<Vec<Uuid>, Error> {
+    let subscriber = accept_subscriber(subscriber)?;
+    let (Some(ids), Some(accounts)) = (ids, accounts) else {
+        return Err(Error::Arrays);
+    };
+    Spi::connect(|connected| {
+        let arguments = [ids.into(), accounts.into(), payloads.into()];
+        if statement::CHECK_MESSAGES.run(connected, &arguments)?.first::<bool>(1)? != Some(true) {
+            return Err(Error::Arrays);
+        }
+        statement::LOCK_ACCOUNTS.run(connected, &[subscriber.into(), ids.into(), accounts.into()])?;
+        let arguments = [subscriber.into(), ids.into(), accounts.into(), payloads.into()];
+        let accepted = statement::ACCEPT_MESSAGES.run(connected, &arguments)?.first::<Vec<Uuid>>(1)?;
+        match statement::FIND_MESSAGES_REUSED.run(connected, &arguments)?.first::<bool>(1)? {
+            None => Ok(accepted.unwrap_or_default()),
+            Some(true) => Err(Error::MessageReused("account")),
+            Some(false) => Err(Error::MessageReused("payload")),
+        }
+    })
+}
+
+/// See [`crate::api`].
+pub fn accept_version(subscriber: Option<Text>, entity: Option<Text>, version: Option<i64>) -> Result<bool, Error> {
+    let subscriber = accept_subscriber(subscriber)?;
+    let entity = request::accept_name("entity", entity.ok_or(Error::Required("entity"))?, Error::Required("entity"))?;
+    let version = version.ok_or(Error::Required("version"))?;
+    Spi::connect(|connected| {
+        let arguments = [subscriber.into(), entity.into(), version.into()];
+        // A look first, since an upsert that does nothing still locks its row.
+        if statement::FIND_NEWER_VERSION.run(connected, &arguments)?.is_empty() {
+            Ok(!statement::ACCEPT_VERSION.run(connected, &arguments)?.is_empty())
+        } else {
+            Ok(false)
+        }
+    })
+}
+
+fn accept_subscriber(subscriber: Option<Text>) -> Result<Text, Error> {
+    let required = || Error::Required("subscriber");
+    request::accept_name("subscriber", subscriber.ok_or_else(required)?, required())
+}
+
+impl Message {
+    fn new(
+        subscriber: Option<Text>,
+        id: Option<Uuid>,
+        account: Option<i64>,
+        payload: Option<Jsonb>,
+        delta: Option<i64>,
+    ) -> Result<Self, Error> {
+        let subscriber = accept_subscriber(subscriber)?;
+        let id = id.ok_or(Error::Required("message id"))?;
+        let account = account.ok_or(Error::Required("account"))?;
+        Ok(Self { subscriber, id, account, payload, delta })
+    }
+}
+
+impl Once for Message {
+    type Answer = Delivery;
+
+    /// A payload is compared where both the record and this delivery have one.
+    fn find(&self, connected: &SpiClient<'_>) -> Result<Option<Delivery>, Error> {
+        let arguments = [self.subscriber.into(), self.id.into(), self.account.into()];
+        let recorded = statement::FIND_MESSAGE.run(connected, &arguments)?;
+        if recorded.is_empty() {
+            return Ok(None);
+        }
+        if recorded.first::<bool>(1)? != Some(true) {
+            return Err(Error::MessageReused("account"));
+        }
+        match (recorded.first::<Vec<u8>>(2)?, self.payload) {
+            (Some(saved), Some(given)) if !fingerprint::matches(&saved, given)? => {
+                let compared = if self.delta.is_some() { "delta or payload" } else { "payload" };
+                Err(Error::MessageReused(compared))
+            }
+            _ => Ok(Some(Delivery::Repeated)),
+        }
+    }
+
+    fn claim(&self, connected: &SpiClient<'_>) -> Result<Option<Delivery>, Error> {
+        let fingerprint = self.payload.map(fingerprint::of).transpose()?;
+        let delta = self.delta.unwrap_or(0);
+        let arguments = [self.subscriber.into(), self.id.into(), self.account.into(), fingerprint.into(), delta.into()];
+        if statement::CLAIM_MESSAGE.run(connected, &arguments)?.is_empty() {
+            return Ok(None);
+        }
+        if self.delta.is_none() {
+            return Ok(Some(Delivery::Accepted));
+        }
+        let updated = statement::CHANGE_BALANCE.run(connected, &[self.account.into(), delta.into()])?;
+        updated.first(2)?.map(Delivery::Applied).ok_or(Error::WriteSuppressed("account")).map(Some)
+    }
+
+    fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Delivery>, Error> {
+        if balance::is_insufficient(connected, self.account, self.delta.unwrap_or(0))? {
+            return Err(Error::InsufficientBalance(self.account));
+        }
+        Ok(None)
+    }
+}

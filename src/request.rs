@@ -1,0 +1,260 @@
+//! A client's request: its identity, its record, and the one comparison. A stored response that answers a request leaves
+//! through [`Request::find`] alone.
+
+use std::cell::RefCell;
+
+use pgrx::datetime::clock_timestamp;
+use pgrx::datum::{DatumWithOid, TimestampWithTimeZone};
+use pgrx::prelude::*;
+use pgrx::spi::{Spi, SpiClient};
+
+use crate::error::Error;
+use crate::fingerprint;
+use crate::raw::{Jsonb, Rows, Text};
+use crate::{once, setting, statement};
+
+/// The longest operation, in bytes: as long as an identifier of PostgreSQL.
+const OPERATION_BYTES: usize = 63;
+/// The longest key, in bytes: every index entry stays far below a B-tree's limit, also for incompressible text.
+pub const KEY_BYTES: usize = 255;
+
+/// Account, operation and key: what identifies one intention.
+#[derive(Clone, Copy)]
+pub struct Identity<'a> {
+    /// The account, first part of the scope.
+    pub account: i64,
+    /// The named and versioned contract, such as `debit:v1`, second part of the scope.
+    pub operation: &'a str,
+    /// The client's key.
+    pub key: Text,
+}
+
+/// An identity and what is asked for.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    /// Under which name it is recorded.
+    pub identity: Identity<'a>,
+    /// The normalized business parameters.
+    pub parameters: Jsonb,
+}
+
+/// An answer, and whether it was stored before.
+pub struct Outcome {
+    /// What the first execution answered.
+    pub response: Jsonb,
+    /// Whether this call found it stored.
+    pub replayed: bool,
+    /// When it was executed, by the database's clock.
+    pub executed_at: TimestampWithTimeZone,
+}
+
+/// What is particular to an operation.
+pub trait Operation {
+    /// As [`once::Once::claim`]. May find the request answered meanwhile, and then replays.
+    fn execute(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error>;
+
+    /// As [`once::Once::refuse`].
+    fn refuse(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error>;
+
+    /// Makes the effect without a record, for a client that sends no key yet. `None` if it is not possible.
+    fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Option<Jsonb>, Error>;
+
+    /// Says why [`Self::execute_unprotected`] did nothing.
+    fn refuse_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Error, Error>;
+}
+
+/// Executes an operation once for its key, or, with no key, every time.
+pub fn execute_once(
+    account: i64,
+    operation_name: &str,
+    key: Option<Text>,
+    parameters: Jsonb,
+    operation: &impl Operation,
+) -> Result<Outcome, Error> {
+    let Some(key) = key else {
+        return execute_unprotected(account, operation);
+    };
+    let identity = Identity { account, operation: operation_name, key };
+    identity.check_not_in_flight()?;
+    once::once(&Requested { request: Request { identity, parameters }, operation })
+}
+
+fn execute_unprotected(account: i64, operation: &impl Operation) -> Result<Outcome, Error> {
+    ereport!(
+        PgLogLevel::WARNING,
+        PgSqlErrorCode::ERRCODE_WARNING,
+        "no key: this call has no retry protection",
+        "A repeat of this call is executed again."
+    );
+    Spi::connect(|connected| match operation.execute_unprotected(connected, account)? {
+        Some(response) => Ok(Outcome { response, replayed: false, executed_at: clock_timestamp() }),
+        None => Err(operation.refuse_unprotected(connected, account)?),
+    })
+}
+
+struct Requested<'a, O> {
+    request: Request<'a>,
+    operation: &'a O,
+}
+
+impl<O: Operation> once::Once for Requested<'_, O> {
+    type Answer = Outcome;
+
+    fn find(&self, connected: &SpiClient<'_>) -> Result<Option<Outcome>, Error> {
+        self.request.find(connected)
+    }
+
+    fn claim(&self, connected: &SpiClient<'_>) -> Result<Option<Outcome>, Error> {
+        self.operation.execute(connected, &self.request)
+    }
+
+    fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Outcome>, Error> {
+        self.operation.refuse(connected, &self.request)
+    }
+}
+
+/// A key of 1 to [`KEY_BYTES`] bytes. `None` for a NULL key where `idempotency_record.require_key` is off; else a NULL or
+/// empty key is the error `required`.
+pub fn accept_key(key: Option<Text>, required: Error) -> Result<Option<Text>, Error> {
+    match key {
+        None if setting::require_key() => Err(required),
+        None => Ok(None),
+        Some(key) => accept_name("key", key, required).map(Some),
+    }
+}
+
+/// A text of 1 to [`KEY_BYTES`] bytes, such as a key or a subscriber.
+pub fn accept_name(what: &'static str, name: Text, required: Error) -> Result<Text, Error> {
+    match name.octet_length() {
+        0 => Err(required),
+        bytes if bytes > KEY_BYTES => Err(Error::TooLong(what, bytes)),
+        _ => Ok(name),
+    }
+}
+
+/// The name of an operation, `name:vN` of at most [`OPERATION_BYTES`] bytes.
+pub fn accept_operation(operation: Option<Text>) -> Result<String, Error> {
+    let operation =
+        operation.filter(|operation| operation.octet_length() <= OPERATION_BYTES).ok_or(Error::Operation)?;
+    let name = String::from_utf8(operation.to_bytes()).map_err(|_| Error::Operation)?;
+    if is_operation(&name) { Ok(name) } else { Err(Error::Operation) }
+}
+
+fn is_operation(name: &str) -> bool {
+    let Some((name, version)) = name.rsplit_once(":v") else {
+        return false;
+    };
+    let of_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    !name.is_empty()
+        && name.chars().all(of_name)
+        && version.starts_with(|c: char| matches!(c, '1'..='9'))
+        && version.chars().all(|c| c.is_ascii_digit())
+}
+
+impl Identity<'_> {
+    /// The three values that every statement on the record begins with.
+    pub fn arguments<'d>(&self) -> [DatumWithOid<'d>; 3] {
+        [self.account.into(), self.operation.into(), self.key.into()]
+    }
+
+    /// Refuses a request whose own execution calls it again: waiting for oneself would never end.
+    pub fn check_not_in_flight(&self) -> Result<(), Error> {
+        IN_FLIGHT.with_borrow(|executing| {
+            if !executing.is_empty() && executing.contains(&self.owned()) { Err(Error::Reentered) } else { Ok(()) }
+        })
+    }
+
+    fn owned(&self) -> (i64, String, Vec<u8>) {
+        (self.account, self.operation.to_owned(), self.key.to_bytes())
+    }
+}
+
+thread_local! {
+    /// The requests whose handlers this session is running, innermost last.
+    static IN_FLIGHT: RefCell<Vec<(i64, String, Vec<u8>)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// While it lives, the request counts as in flight in this session.
+pub struct InFlight;
+
+impl InFlight {
+    /// Begins the execution of a request whose handler may call us.
+    pub fn begin(identity: Identity<'_>) -> Self {
+        IN_FLIGHT.with_borrow_mut(|executing| executing.push(identity.owned()));
+        Self
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        IN_FLIGHT.with_borrow_mut(|executing| executing.pop());
+    }
+}
+
+impl Request<'_> {
+    /// The four values that a claim begins with.
+    pub fn arguments<'d>(&self) -> [DatumWithOid<'d>; 4] {
+        let [account, operation, key] = self.identity.arguments();
+        [account, operation, key, self.parameters.into()]
+    }
+
+    /// The stored response, if the key is known, was not cancelled, and came with the same request.
+    pub fn find(&self, connected: &SpiClient<'_>) -> Result<Option<Outcome>, Error> {
+        let saved = statement::FIND.run(connected, &self.arguments())?;
+        if saved.is_empty() {
+            return Ok(None);
+        }
+        if saved.first::<bool>(4)? == Some(true) {
+            return Err(Error::Cancelled);
+        }
+        let same = match saved.first::<Vec<u8>>(5)? {
+            None => saved.first::<bool>(3)? == Some(true),
+            Some(fingerprint) => fingerprint::matches(&fingerprint, self.parameters)?,
+        };
+        if !same {
+            return Err(self.mismatch(connected)?);
+        }
+        Outcome::of(&saved, true)
+    }
+
+    /// The refusal of a known key with another request.
+    fn mismatch(&self, connected: &SpiClient<'_>) -> Result<Error, Error> {
+        let difference = statement::FIND_DIFFERENCE.run(connected, &self.arguments())?;
+        Ok(Error::KeyReused(difference.first::<String>(1)?))
+    }
+}
+
+impl Outcome {
+    /// From the columns response and created_at; `None` without a row.
+    pub fn of(rows: &Rows<'_>, replayed: bool) -> Result<Option<Self>, Error> {
+        match (rows.first::<Jsonb>(1)?, rows.first::<TimestampWithTimeZone>(2)?) {
+            (Some(response), Some(executed_at)) => Ok(Some(Self { response, replayed, executed_at })),
+            _ if rows.is_empty() => Ok(None),
+            _ => Err(Error::WriteSuppressed("request_result")),
+        }
+    }
+
+    /// When the record may be purged; `None` while no retention is declared for the operation.
+    pub fn expires_at(&self, operation: &str) -> Result<Option<TimestampWithTimeZone>, Error> {
+        Spi::connect(|connected| {
+            statement::FIND_EXPIRY.run(connected, &[operation.into(), self.executed_at.into()])?.first(1)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_operation;
+
+    #[test]
+    fn an_operation_is_a_name_and_a_version() {
+        for good in ["debit:v1", "a:v10", "Order-Paid_2.x:v3", "a.b:v9"] {
+            assert!(is_operation(good), "{good}");
+        }
+        for bad in
+            ["", "debit", ":v1", "debit:v", "debit:v0", "debit:v01", "debit:1", "a b:v1", "a:v1:v2", "é:v1", "a:v1 "]
+        {
+            assert!(!is_operation(bad), "{bad}");
+        }
+    }
+}

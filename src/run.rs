@@ -1,0 +1,100 @@
+//! An operation of the user's own: its handler runs once for each key.
+
+use pgrx::spi::SpiClient;
+
+use crate::error::Error;
+use crate::raw::{Jsonb, Plan, Planning, Procedure, Text};
+use crate::request::{self, InFlight, Operation, Outcome, Request};
+use crate::{balance, statement};
+
+struct Handler {
+    /// Schema and name, quoted by the server.
+    name: String,
+    parameters: Jsonb,
+}
+
+/// The operation as accepted, and what became of the request. See [`crate::api`].
+pub fn run(
+    account: Option<i64>,
+    operation: Option<Text>,
+    key: Option<Text>,
+    parameters: Option<Jsonb>,
+    handler: Option<Procedure>,
+) -> Result<(String, Outcome), Error> {
+    let account = account.ok_or(Error::Required("account"))?;
+    let operation = request::accept_operation(operation)?;
+    if [balance::DEBIT, balance::CREDIT].contains(&operation.as_str()) {
+        return Err(Error::BuiltIn(operation));
+    }
+    let key = request::accept_key(key, Error::Required("key"))?;
+    let parameters = parameters.ok_or(Error::Required("request"))?;
+    let name = accept_handler(handler.ok_or(Error::Required("handler"))?)?;
+    let outcome = request::execute_once(account, &operation, key, parameters, &Handler { name, parameters })?;
+    Ok((operation, outcome))
+}
+
+/// The name of a handler that has the right signature and that the caller may execute.
+fn accept_handler(handler: Procedure) -> Result<String, Error> {
+    pgrx::Spi::connect(|connected| {
+        let found = statement::FIND_HANDLER.run(connected, &[handler.into()])?;
+        let Some(name) = found.first::<String>(1)? else {
+            return Err(Error::HandlerSignature(None));
+        };
+        if found.first::<bool>(2)? != Some(true) {
+            return Err(Error::HandlerSignature(Some(name)));
+        }
+        if found.first::<bool>(3)? != Some(true) {
+            return Err(Error::HandlerDenied(name));
+        }
+        Ok(name)
+    })
+}
+
+impl Handler {
+    /// Runs the handler as what it is to the caller: an ordinary function call with the caller's rights.
+    fn call(&self, connected: &SpiClient<'_>, account: i64) -> Result<Jsonb, Error> {
+        let text = format!("SELECT {}($1, $2)", self.name);
+        let types = [pgrx::PgBuiltInOids::INT8OID, pgrx::PgBuiltInOids::JSONBOID];
+        let plan = Plan::prepare(connected, &text, &types, Planning::ForArguments)?;
+        let answered = plan.run(connected, &[account.into(), self.parameters.into()])?;
+        answered.first::<Jsonb>(1)?.ok_or(Error::NullResponse)
+    }
+}
+
+impl Operation for Handler {
+    /// Locks the account first. Whoever executes or cancels a request of the account does so, hence the request is either
+    /// answered when the lock is there, or nobody else executes it; the handler runs, and its result is inserted as a
+    /// finished record. So there is no unfinished record that could be committed.
+    fn execute(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
+        let account = request.identity.account;
+        if statement::LOCK_ACCOUNT.run(connected, &[account.into()])?.is_empty() {
+            return Ok(None);
+        }
+        if let Some(outcome) = request.find(connected)? {
+            return Ok(Some(outcome));
+        }
+        let response = {
+            let _in_flight = InFlight::begin(request.identity);
+            self.call(connected, account)?
+        };
+        let [account, operation, key, parameters] = request.arguments();
+        let saved = statement::SAVE_RESPONSE.run(connected, &[account, operation, key, parameters, response.into()])?;
+        // Somebody inserted the record without the lock: what the handler did must not stay.
+        Outcome::of(&saved, false)?.ok_or(Error::Contended(1)).map(Some)
+    }
+
+    fn refuse(&self, _connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
+        Err(Error::UnknownAccount(request.identity.account))
+    }
+
+    fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Option<Jsonb>, Error> {
+        if statement::LOCK_ACCOUNT.run(connected, &[account.into()])?.is_empty() {
+            return Ok(None);
+        }
+        self.call(connected, account).map(Some)
+    }
+
+    fn refuse_unprotected(&self, _connected: &SpiClient<'_>, account: i64) -> Result<Error, Error> {
+        Ok(Error::UnknownAccount(account))
+    }
+}
