@@ -499,8 +499,8 @@ mod tests {
     const ASSIGNMENTS: [&str; 3] =
         ["balance = balance", "version = excluded.version", "accepted_at = excluded.accepted_at"];
     /// What may follow FROM, JOIN, INTO or UPDATE: qualified names, derived tables, WITH queries, clauses.
-    const RELATIONS: [&str; 10] =
-        ["LATERAL", "SET", "@extschema@.", "pg_catalog.", "(", "ROWS", "SKIP", "ON", "given", "accepted"];
+    const RELATIONS: [&str; 11] =
+        ["LATERAL", "SET", "OF", "@extschema@.", "pg_catalog.", "(", "ROWS", "SKIP", "ON", "given", "accepted"];
 
     /// The SQL texts of this file with literals blanked and qualified operators taken out.
     fn texts() -> Vec<String> {
