@@ -19,6 +19,9 @@ use crate::raw::{Plan, Planning, Rows, catalog_generation};
 /// One SQL text with the types of its parameters.
 pub struct Statement {
     text: &'static str,
+    /// The text for an extension whose objects are still those of 0.1.0: between the installation of a new library and
+    /// ALTER EXTENSION UPDATE, debits go on.
+    text_0_1: Option<&'static str>,
     parameters: &'static [PgBuiltInOids],
     planning: Planning,
 }
@@ -32,6 +35,13 @@ pub static FIND: Statement = Statement {
               AND operation OPERATOR(pg_catalog.=) $2
               AND request_key OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID],
+    text_0_1: Some(
+        "SELECT response, created_at, request OPERATOR(pg_catalog.=) $4, false, CAST(NULL AS pg_catalog.bytea)
+             FROM @extschema@.request_result
+            WHERE account_id OPERATOR(pg_catalog.=) $1
+              AND operation OPERATOR(pg_catalog.=) $2
+              AND request_key OPERATOR(pg_catalog.=) $3",
+    ),
     planning: Planning::ByIndex,
 };
 
@@ -43,6 +53,7 @@ pub static FIND_SAVED: Statement = Statement {
               AND operation OPERATOR(pg_catalog.=) $2
               AND request_key OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -61,6 +72,10 @@ pub static FIND_DIFFERENCE: Statement = Statement {
               AND pg_catalog.jsonb_typeof(saved.request) OPERATOR(pg_catalog.=) 'object'
               AND pg_catalog.jsonb_typeof($4) OPERATOR(pg_catalog.=) 'object'",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID],
+    text_0_1: Some(
+        "SELECT 'amount'
+            WHERE $1 IS NOT NULL AND $2 IS NOT NULL AND $3 IS NOT NULL AND $4 IS NOT NULL",
+    ),
     planning: Planning::ByIndex,
 };
 
@@ -92,6 +107,17 @@ pub static CLAIM: Statement = Statement {
         PgBuiltInOids::JSONBOID,
         PgBuiltInOids::INT8OID,
     ],
+    text_0_1: Some(
+        "INSERT INTO @extschema@.request_result (account_id, operation, request_key, request, response)
+           SELECT account.account_id, $2, $3, $4,
+                  pg_catalog.jsonb_build_object('balance', account.balance OPERATOR(pg_catalog.+) $5)
+             FROM @extschema@.account
+            WHERE account.account_id OPERATOR(pg_catalog.=) $1
+              AND account.balance OPERATOR(pg_catalog.+) $5 OPERATOR(pg_catalog.>=) 0
+              FOR NO KEY UPDATE
+           ON CONFLICT (account_id, operation, request_key) DO NOTHING
+           RETURNING response, created_at",
+    ),
     planning: Planning::ByIndex,
 };
 
@@ -119,6 +145,7 @@ pub static CLAIM_REFUSAL: Statement = Statement {
         PgBuiltInOids::JSONBOID,
         PgBuiltInOids::INT8OID,
     ],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -143,6 +170,7 @@ pub static SAVE_RESPONSE: Statement = Statement {
         PgBuiltInOids::JSONBOID,
         PgBuiltInOids::JSONBOID,
     ],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -157,6 +185,7 @@ pub static CANCEL: Statement = Statement {
            ON CONFLICT (account_id, operation, request_key) DO NOTHING
            RETURNING cancelled",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -167,6 +196,7 @@ pub static CHANGE_CLAIMED_BALANCE: Statement = Statement {
             WHERE account_id OPERATOR(pg_catalog.=) $1
            RETURNING pg_catalog.jsonb_build_object('balance', balance) OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID, PgBuiltInOids::JSONBOID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -178,6 +208,7 @@ pub static CHANGE_BALANCE: Statement = Statement {
               AND balance OPERATOR(pg_catalog.+) $2 OPERATOR(pg_catalog.>=) 0
            RETURNING pg_catalog.jsonb_build_object('balance', balance), balance",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -188,6 +219,7 @@ pub static LOCK_ACCOUNT: Statement = Statement {
             WHERE account_id OPERATOR(pg_catalog.=) $1
               FOR NO KEY UPDATE",
     parameters: &[PgBuiltInOids::INT8OID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -195,6 +227,7 @@ pub static LOCK_ACCOUNT: Statement = Statement {
 pub static FIND_BALANCE: Statement = Statement {
     text: "SELECT balance FROM @extschema@.account WHERE account_id OPERATOR(pg_catalog.=) $1",
     parameters: &[PgBuiltInOids::INT8OID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -202,6 +235,7 @@ pub static FIND_BALANCE: Statement = Statement {
 pub static FIND_REFUSALS: Statement = Statement {
     text: "SELECT refusals FROM @extschema@.operation_policy WHERE operation OPERATOR(pg_catalog.=) $1",
     parameters: &[PgBuiltInOids::TEXTOID],
+    text_0_1: Some("SELECT 'raise' WHERE $1 IS NOT NULL"),
     planning: Planning::ByIndex,
 };
 
@@ -211,6 +245,7 @@ pub static FIND_EXPIRY: Statement = Statement {
              FROM @extschema@.operation_policy
             WHERE operation OPERATOR(pg_catalog.=) $1",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TIMESTAMPTZOID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -227,6 +262,7 @@ pub static FIND_HANDLER: Statement = Statement {
              JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
             WHERE p.oid OPERATOR(pg_catalog.=) $1",
     parameters: &[PgBuiltInOids::REGPROCEDUREOID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -237,6 +273,7 @@ pub static FIND_MESSAGE: Statement = Statement {
             WHERE subscriber OPERATOR(pg_catalog.=) $1
               AND message_id OPERATOR(pg_catalog.=) $2",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDOID, PgBuiltInOids::INT8OID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -258,6 +295,7 @@ pub static CLAIM_MESSAGE: Statement = Statement {
         PgBuiltInOids::BYTEAOID,
         PgBuiltInOids::INT8OID,
     ],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -272,6 +310,7 @@ pub static CHECK_MESSAGES: Statement = Statement {
               AND pg_catalog.array_position($2, NULL) IS NULL
               AND pg_catalog.array_position($3, NULL) IS NULL",
     parameters: &[PgBuiltInOids::UUIDARRAYOID, PgBuiltInOids::INT8ARRAYOID, PgBuiltInOids::JSONBARRAYOID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -291,6 +330,7 @@ pub static LOCK_ACCOUNTS: Statement = Statement {
                     ORDER BY account.account_id
                       FOR NO KEY UPDATE) AS locked",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDARRAYOID, PgBuiltInOids::INT8ARRAYOID],
+    text_0_1: None,
     planning: Planning::ForArguments,
 };
 
@@ -320,6 +360,7 @@ pub static ACCEPT_MESSAGES: Statement = Statement {
         PgBuiltInOids::INT8ARRAYOID,
         PgBuiltInOids::JSONBARRAYOID,
     ],
+    text_0_1: None,
     planning: Planning::ForArguments,
 };
 
@@ -341,6 +382,7 @@ pub static FIND_MESSAGES_REUSED: Statement = Statement {
         PgBuiltInOids::INT8ARRAYOID,
         PgBuiltInOids::JSONBARRAYOID,
     ],
+    text_0_1: None,
     planning: Planning::ForArguments,
 };
 
@@ -352,6 +394,7 @@ pub static FIND_NEWER_VERSION: Statement = Statement {
               AND entity OPERATOR(pg_catalog.=) $2
               AND version OPERATOR(pg_catalog.>=) $3",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::INT8OID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -364,6 +407,7 @@ pub static ACCEPT_VERSION: Statement = Statement {
             WHERE accepted.version OPERATOR(pg_catalog.<) excluded.version
            RETURNING version",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::INT8OID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -375,6 +419,7 @@ pub static FIND_CUTOFF: Statement = Statement {
              FROM (SELECT now, now OPERATOR(pg_catalog.-) $1 AS cutoff
                      FROM (SELECT pg_catalog.clock_timestamp() AS now OFFSET 0) AS clock) AS reading",
     parameters: &[PgBuiltInOids::INTERVALOID],
+    text_0_1: None,
     planning: Planning::ByIndex,
 };
 
@@ -387,18 +432,20 @@ pub static DELETE_EXPIRED_KEYS: Statement = Statement {
                    WHERE created_at OPERATOR(pg_catalog.<) $1
                      FOR UPDATE SKIP LOCKED))",
     parameters: &[PgBuiltInOids::TIMESTAMPTZOID],
+    text_0_1: None,
     planning: Planning::ForArguments,
 };
 
-const FIND_SCHEMA: &str = "SELECT e.oid, pg_catalog.quote_ident(n.nspname)
+const FIND_SCHEMA: &str = "SELECT e.oid, pg_catalog.quote_ident(n.nspname), e.extversion
      FROM pg_catalog.pg_extension AS e
      JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) e.extnamespace
     WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency_record'";
 
-/// The saved plans of this backend, valid for one incarnation of the extension in one schema.
+/// The saved plans of this backend, valid for one incarnation of the extension in one schema and version.
 struct Plans {
     generation: u64,
     extension: pg_sys::Oid,
+    version: String,
     schema: Rc<str>,
     saved: Vec<(&'static Statement, Rc<Plan>)>,
 }
@@ -427,7 +474,8 @@ impl Statement {
         if let Some(plan) = saved.flatten() {
             return Ok(plan);
         }
-        let text = self.text.replace("@extschema@", &schema);
+        let is_0_1 = with_plans(|plans| plans.version == "0.1.0").unwrap_or_default();
+        let text = self.text_0_1.filter(|_| is_0_1).unwrap_or(self.text).replace("@extschema@", &schema);
         let plan = Rc::new(Plan::prepare(connected, &text, self.parameters, self.planning)?);
         with_plans(|plans| plans.saved.push((self, Rc::clone(&plan))));
         Ok(plan)
@@ -447,18 +495,20 @@ fn schema(connected: &SpiClient<'_>) -> Result<Rc<str>, Error> {
         return Ok(schema);
     }
     let found = Plan::prepare(connected, FIND_SCHEMA, &[], Planning::ForArguments)?.run(connected, &[])?;
-    let (Some(extension), Some(schema)) = (found.first::<pg_sys::Oid>(1)?, found.first::<String>(2)?) else {
+    let (Some(extension), Some(schema), Some(version)) =
+        (found.first::<pg_sys::Oid>(1)?, found.first::<String>(2)?, found.first::<String>(3)?)
+    else {
         return Err(Error::NotInstalled);
     };
     let schema: Rc<str> = schema.into();
     let outdated = PLANS.with(|plans| {
         let mut plans = plans.borrow_mut();
         match plans.as_mut() {
-            Some(same) if same.extension == extension && same.schema == schema => {
+            Some(same) if same.extension == extension && same.schema == schema && same.version == version => {
                 same.generation = generation;
                 None
             }
-            _ => plans.replace(Plans { generation, extension, schema: Rc::clone(&schema), saved: Vec::new() }),
+            _ => plans.replace(Plans { generation, extension, version, schema: Rc::clone(&schema), saved: Vec::new() }),
         }
     });
     drop(outdated);
@@ -508,7 +558,8 @@ mod tests {
         let literals = code.split('"').skip(1).step_by(2);
         let texts: Vec<String> =
             literals.filter(|text| VERBS.iter().any(|verb| text.starts_with(verb))).map(bare).collect();
-        assert_eq!(texts.len(), code.matches("Statement = Statement {").count() + 1, "with FIND_SCHEMA");
+        let expected = code.matches("Statement = Statement {").count() + code.matches("text_0_1: Some(").count();
+        assert_eq!(texts.len(), expected + 1, "all statements and FIND_SCHEMA");
         texts
     }
 
