@@ -255,7 +255,9 @@ pub static FIND_HANDLER: Statement = Statement {
                   OPERATOR(pg_catalog.||) pg_catalog.quote_ident(p.proname),
                   p.prokind OPERATOR(pg_catalog.=) 'f' AND NOT p.proretset
                   AND p.prorettype OPERATOR(pg_catalog.=) CAST('pg_catalog.jsonb' AS pg_catalog.regtype)
-                  AND pg_catalog.oidvectortypes(p.proargtypes) OPERATOR(pg_catalog.=) 'bigint, jsonb',
+                  AND p.pronargs OPERATOR(pg_catalog.=) 2
+                  AND p.proargtypes[0] OPERATOR(pg_catalog.=) CAST('pg_catalog.int8' AS pg_catalog.regtype)
+                  AND p.proargtypes[1] OPERATOR(pg_catalog.=) CAST('pg_catalog.jsonb' AS pg_catalog.regtype),
                   pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
                   AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
              FROM pg_catalog.pg_proc AS p
