@@ -53,7 +53,7 @@ impl Operation for Change {
     fn execute(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
         let [account, operation, key, parameters] = request.arguments();
         let claimed = statement::CLAIM.run(connected, &[account, operation, key, parameters, self.by.into()])?;
-        let Some(outcome) = Outcome::of(&claimed, false)? else {
+        let Some(outcome) = Outcome::of_claim(&claimed)? else {
             return Ok(None);
         };
         let account = request.identity.account;
@@ -71,13 +71,13 @@ impl Operation for Change {
             return Ok(None);
         }
         let refusals = statement::FIND_REFUSALS.run(connected, &[request.identity.operation.into()])?;
-        if refusals.first::<String>(1)?.as_deref() != Some("save") {
+        if refusals.first::<Text>(1)?.is_none_or(|refusals| refusals.to_bytes() != b"save") {
             return Err(Error::InsufficientBalance(account));
         }
         let [account, operation, key, parameters] = request.arguments();
         let claimed =
             statement::CLAIM_REFUSAL.run(connected, &[account, operation, key, parameters, self.by.into()])?;
-        Outcome::of(&claimed, false)
+        Outcome::of_claim(&claimed)
     }
 
     fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Option<Jsonb>, Error> {

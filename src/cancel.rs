@@ -36,7 +36,11 @@ impl Once for Cancellation<'_> {
     /// Waits for an execution in flight at the lock of its account.
     fn claim(&self, connected: &SpiClient<'_>) -> Result<Option<Self::Answer>, Error> {
         let cancelled = statement::CANCEL.run(connected, &self.identity.arguments())?;
-        Ok((!cancelled.is_empty()).then_some(None))
+        match cancelled.first::<bool>(1)? {
+            None => Ok(None),
+            Some(true) => Ok(Some(None)),
+            Some(false) => Err(Error::WriteSuppressed(request::TABLE)),
+        }
     }
 
     fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Self::Answer>, Error> {
@@ -45,5 +49,9 @@ impl Once for Cancellation<'_> {
             return Err(Error::UnknownAccount(account));
         }
         Ok(None)
+    }
+
+    fn place(&self) -> (i64, &'static str) {
+        (self.identity.account, request::TABLE)
     }
 }

@@ -42,8 +42,10 @@ pub enum Error {
     InsufficientBalance(i64),
     /// A trigger undid or changed our write to this table, so that the record would lie.
     WriteSuppressed(&'static str),
-    /// Whether the key is taken changed under every one of so many looks.
-    Contended(usize),
+    /// An account that the caller may see but not update.
+    AccountDenied(i64),
+    /// A record that was inserted by hand, hence without the account's lock, while a handler ran.
+    RecordedMeanwhile,
     /// NULL or negative retention.
     RetentionRequired,
     /// A function of the extension runs, but `pg_extension` does not know it.
@@ -178,10 +180,16 @@ impl Error {
                 None,
                 text("A record has to say what happened: raise an error in the trigger to refuse the operation."),
             ),
-            Self::Contended(attempts) => (
+            Self::AccountDenied(account) => (
+                Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                format!("permission denied for account {account}"),
+                None,
+                text("Row security of the table lets the caller see the account, but not update it."),
+            ),
+            Self::RecordedMeanwhile => (
                 Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
-                "could not decide whether the key is taken".into(),
-                Some(format!("Records came and went during {attempts} attempts.")),
+                "the request was recorded by another session".into(),
+                Some("A record of this key was inserted by hand while the handler ran.".into()),
                 text("Retry with the same key in a new transaction."),
             ),
             Self::RetentionRequired => (
@@ -236,7 +244,8 @@ mod tests {
             Error::UnknownAccount(7),
             Error::InsufficientBalance(7),
             Error::WriteSuppressed("account"),
-            Error::Contended(8),
+            Error::AccountDenied(7),
+            Error::RecordedMeanwhile,
             Error::RetentionRequired,
             Error::NotInstalled,
             Error::ForeignTable,
@@ -246,11 +255,11 @@ mod tests {
     }
 
     #[test]
-    fn only_a_contended_key_is_worth_a_retry() {
+    fn only_a_record_that_came_meanwhile_is_worth_a_retry() {
         for error in all() {
-            let contended = matches!(error, Error::Contended(_));
+            let worth_it = matches!(error, Error::RecordedMeanwhile);
             let (code, message, ..) = error.parts();
-            assert_eq!(contended, code == PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE, "{message}");
+            assert_eq!(worth_it, code == PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE, "{message}");
         }
     }
 

@@ -9,6 +9,9 @@ use crate::once::{self, Once};
 use crate::raw::{Int8Array, Jsonb, JsonbArray, Text, UuidArray};
 use crate::{balance, fingerprint, request, statement};
 
+/// Where messages are recorded.
+const TABLE: &str = "processed_message";
+
 /// A message as a subscriber got it.
 struct Message {
     subscriber: Text,
@@ -151,8 +154,10 @@ impl Once for Message {
         let fingerprint = self.payload.map(fingerprint::of).transpose()?;
         let delta = self.delta.unwrap_or(0);
         let arguments = [self.subscriber.into(), self.id.into(), self.account.into(), fingerprint.into(), delta.into()];
-        if statement::CLAIM_MESSAGE.run(connected, &arguments)?.is_empty() {
-            return Ok(None);
+        match statement::CLAIM_MESSAGE.run(connected, &arguments)?.first::<bool>(1)? {
+            None => return Ok(None),
+            Some(true) => {}
+            Some(false) => return Err(Error::WriteSuppressed(TABLE)),
         }
         if self.delta.is_none() {
             return Ok(Some(Delivery::Accepted));
@@ -166,5 +171,9 @@ impl Once for Message {
             return Err(Error::InsufficientBalance(self.account));
         }
         Ok(None)
+    }
+
+    fn place(&self) -> (i64, &'static str) {
+        (self.account, TABLE)
     }
 }

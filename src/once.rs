@@ -3,10 +3,7 @@
 use pgrx::spi::{Spi, SpiClient};
 
 use crate::error::Error;
-
-/// How often a key may be found neither taken nor free before the client is told to come back. A round is lost only if
-/// a purge removed the record, or a top-up arrived, between a claim and the look-up after it.
-const ATTEMPTS: usize = 8;
+use crate::statement;
 
 /// Something that happens once, and is known by its record.
 pub trait Once {
@@ -24,28 +21,38 @@ pub trait Once {
     /// Refuses for the reason for which [`Self::claim`] did nothing although the identity is free: an error, or an answer
     /// where refusals are saved. `None` if there is no such reason any more, as after a top-up.
     fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Self::Answer>, Error>;
+
+    /// The account, whose lock every claim takes, and the table of the record.
+    fn place(&self) -> (i64, &'static str);
 }
 
 /// Executes the first time, and answers from the record every other time.
 ///
 /// The look-up alone decides nothing: the unique index does, in [`Once::claim`]. Whoever loses there looks again, with a
-/// fresh snapshot, and finds either the winner's record or the reason for a refusal.
+/// fresh snapshot, and finds either the winner's record or the reason for a refusal. If it finds neither, a purge removed
+/// the record or a top-up arrived in between; once the account is locked nothing can come in between any more.
 pub fn once<O: Once>(what: &O) -> Result<O::Answer, Error> {
     Spi::connect(|connected| {
         if let Some(answer) = what.find(connected)? {
             return Ok(answer);
         }
-        for _ in 0..ATTEMPTS {
-            if let Some(answer) = what.claim(connected)? {
-                return Ok(answer);
-            }
-            if let Some(answer) = what.find(connected)? {
-                return Ok(answer);
-            }
-            if let Some(answer) = what.refuse(connected)? {
-                return Ok(answer);
-            }
+        if let Some(answer) = attempt(what, connected)? {
+            return Ok(answer);
         }
-        Err(Error::Contended(ATTEMPTS))
+        let (account, table) = what.place();
+        if statement::LOCK_ACCOUNT.run(connected, &[account.into()])?.is_empty() {
+            what.refuse(connected)?;
+            return Err(Error::AccountDenied(account));
+        }
+        attempt(what, connected)?.ok_or(Error::WriteSuppressed(table))
     })
+}
+
+fn attempt<O: Once>(what: &O, connected: &SpiClient<'_>) -> Result<Option<O::Answer>, Error> {
+    for step in [O::claim, O::find, O::refuse] {
+        if let Some(answer) = step(what, connected)? {
+            return Ok(Some(answer));
+        }
+    }
+    Ok(None)
 }

@@ -13,6 +13,8 @@ use crate::fingerprint;
 use crate::raw::{Jsonb, Rows, Text};
 use crate::{once, setting, statement};
 
+/// Where requests are recorded.
+pub const TABLE: &str = "request_result";
 /// The longest operation, in bytes: as long as an identifier of PostgreSQL.
 const OPERATION_BYTES: usize = 63;
 /// The longest key, in bytes: every index entry stays far below a B-tree's limit, also for incompressible text.
@@ -110,6 +112,10 @@ impl<O: Operation> once::Once for Requested<'_, O> {
 
     fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Outcome>, Error> {
         self.operation.refuse(connected, &self.request)
+    }
+
+    fn place(&self) -> (i64, &'static str) {
+        (self.request.identity.account, TABLE)
     }
 }
 
@@ -220,18 +226,26 @@ impl Request<'_> {
     /// The refusal of a known key with another request.
     fn mismatch(&self, connected: &SpiClient<'_>) -> Result<Error, Error> {
         let difference = statement::FIND_DIFFERENCE.run(connected, &self.arguments())?;
-        Ok(Error::KeyReused(difference.first::<String>(1)?))
+        Ok(Error::KeyReused(difference.first::<Text>(1)?.map(Text::to_message)))
     }
 }
 
 impl Outcome {
-    /// From the columns response and created_at; `None` without a row.
-    pub fn of(rows: &Rows<'_>, replayed: bool) -> Result<Option<Self>, Error> {
-        match (rows.first::<Jsonb>(1)?, rows.first::<TimestampWithTimeZone>(2)?) {
-            (Some(response), Some(executed_at)) => Ok(Some(Self { response, replayed, executed_at })),
-            _ if rows.is_empty() => Ok(None),
-            _ => Err(Error::WriteSuppressed("request_result")),
+    /// From the columns response and created_at of a record; `None` without a row.
+    fn of(rows: &Rows<'_>, replayed: bool) -> Result<Option<Self>, Error> {
+        let (Some(response), Some(executed_at)) = (rows.first(1)?, rows.first(2)?) else {
+            return Ok(None);
+        };
+        Ok(Some(Self { response, replayed, executed_at }))
+    }
+
+    /// From what a claim returned; `None` without a row. Its third column says whether the record is the one that was
+    /// claimed: under a key that a trigger rewrote, a repeat would not be found.
+    pub fn of_claim(claimed: &Rows<'_>) -> Result<Option<Self>, Error> {
+        if !claimed.is_empty() && claimed.first::<bool>(3)? != Some(true) {
+            return Err(Error::WriteSuppressed(TABLE));
         }
+        Self::of(claimed, false)
     }
 
     /// When the record may be purged; `None` while no retention is declared for the operation.

@@ -9,7 +9,7 @@ use crate::{balance, statement};
 
 struct Handler {
     /// Schema and name, quoted by the server.
-    name: String,
+    name: Text,
     parameters: Jsonb,
 }
 
@@ -34,17 +34,17 @@ pub fn run(
 }
 
 /// The name of a handler that has the right signature and that the caller may execute.
-fn accept_handler(handler: Procedure) -> Result<String, Error> {
+fn accept_handler(handler: Procedure) -> Result<Text, Error> {
     pgrx::Spi::connect(|connected| {
         let found = statement::FIND_HANDLER.run(connected, &[handler.into()])?;
-        let Some(name) = found.first::<String>(1)? else {
+        let Some(name) = found.first::<Text>(1)? else {
             return Err(Error::HandlerSignature(None));
         };
         if found.first::<bool>(2)? != Some(true) {
-            return Err(Error::HandlerSignature(Some(name)));
+            return Err(Error::HandlerSignature(Some(name.to_message())));
         }
         if found.first::<bool>(3)? != Some(true) {
-            return Err(Error::HandlerDenied(name));
+            return Err(Error::HandlerDenied(name.to_message()));
         }
         Ok(name)
     })
@@ -53,9 +53,9 @@ fn accept_handler(handler: Procedure) -> Result<String, Error> {
 impl Handler {
     /// Runs the handler as what it is to the caller: an ordinary function call with the caller's rights.
     fn call(&self, connected: &SpiClient<'_>, account: i64) -> Result<Jsonb, Error> {
-        let text = format!("SELECT {}($1, $2)", self.name);
+        let text = [b"SELECT ", &self.name.to_bytes()[..], b"($1, $2)"].concat();
         let types = [pgrx::PgBuiltInOids::INT8OID, pgrx::PgBuiltInOids::JSONBOID];
-        let plan = Plan::prepare(connected, &text, &types, Planning::ForArguments)?;
+        let plan = Plan::prepare(connected, text, &types, Planning::ForArguments)?;
         let answered = plan.run(connected, &[account.into(), self.parameters.into()])?;
         answered.first::<Jsonb>(1)?.ok_or(Error::NullResponse)
     }
@@ -79,8 +79,8 @@ impl Operation for Handler {
         };
         let [account, operation, key, parameters] = request.arguments();
         let saved = statement::SAVE_RESPONSE.run(connected, &[account, operation, key, parameters, response.into()])?;
-        // Somebody inserted the record without the lock: what the handler did must not stay.
-        Outcome::of(&saved, false)?.ok_or(Error::Contended(1)).map(Some)
+        // Without a row, somebody inserted the record without the lock: what the handler did must not stay.
+        Outcome::of_claim(&saved)?.ok_or(Error::RecordedMeanwhile).map(Some)
     }
 
     fn refuse(&self, _connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {

@@ -14,7 +14,7 @@ use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
-use crate::raw::{Plan, Planning, Rows, catalog_generation};
+use crate::raw::{Plan, Planning, Rows, Text, catalog_generation};
 
 /// One SQL text with the types of its parameters.
 pub struct Statement {
@@ -99,7 +99,11 @@ pub static CLAIM: Statement = Statement {
               AND account.balance OPERATOR(pg_catalog.+) $5 OPERATOR(pg_catalog.>=) 0
               FOR NO KEY UPDATE OF account
            ON CONFLICT (account_id, operation, request_key) DO NOTHING
-           RETURNING response, created_at",
+           RETURNING response, created_at,
+                     account_id OPERATOR(pg_catalog.=) $1
+                     AND operation OPERATOR(pg_catalog.=) $2
+                     AND request_key OPERATOR(pg_catalog.=) $3
+                     AND (request_fingerprint IS NOT NULL OR request OPERATOR(pg_catalog.=) $4)",
     parameters: &[
         PgBuiltInOids::INT8OID,
         PgBuiltInOids::TEXTOID,
@@ -116,7 +120,11 @@ pub static CLAIM: Statement = Statement {
               AND account.balance OPERATOR(pg_catalog.+) $5 OPERATOR(pg_catalog.>=) 0
               FOR NO KEY UPDATE
            ON CONFLICT (account_id, operation, request_key) DO NOTHING
-           RETURNING response, created_at",
+           RETURNING response, created_at,
+                     account_id OPERATOR(pg_catalog.=) $1
+                     AND operation OPERATOR(pg_catalog.=) $2
+                     AND request_key OPERATOR(pg_catalog.=) $3
+                     AND request OPERATOR(pg_catalog.=) $4",
     ),
     planning: Planning::ByIndex,
 };
@@ -137,7 +145,11 @@ pub static CLAIM_REFUSAL: Statement = Statement {
               AND account.balance OPERATOR(pg_catalog.+) $5 OPERATOR(pg_catalog.<) 0
               FOR NO KEY UPDATE OF account
            ON CONFLICT (account_id, operation, request_key) DO NOTHING
-           RETURNING response, created_at",
+           RETURNING response, created_at,
+                     account_id OPERATOR(pg_catalog.=) $1
+                     AND operation OPERATOR(pg_catalog.=) $2
+                     AND request_key OPERATOR(pg_catalog.=) $3
+                     AND (request_fingerprint IS NOT NULL OR request OPERATOR(pg_catalog.=) $4)",
     parameters: &[
         PgBuiltInOids::INT8OID,
         PgBuiltInOids::TEXTOID,
@@ -162,7 +174,11 @@ pub static SAVE_RESPONSE: Statement = Statement {
                                   FROM @extschema@.operation_policy
                                  WHERE operation_policy.operation OPERATOR(pg_catalog.=) $2) AS kept ON true
            ON CONFLICT (account_id, operation, request_key) DO NOTHING
-           RETURNING response, created_at",
+           RETURNING response, created_at,
+                     account_id OPERATOR(pg_catalog.=) $1
+                     AND operation OPERATOR(pg_catalog.=) $2
+                     AND request_key OPERATOR(pg_catalog.=) $3
+                     AND (request_fingerprint IS NOT NULL OR request OPERATOR(pg_catalog.=) $4)",
     parameters: &[
         PgBuiltInOids::INT8OID,
         PgBuiltInOids::TEXTOID,
@@ -183,7 +199,10 @@ pub static CANCEL: Statement = Statement {
             WHERE account.account_id OPERATOR(pg_catalog.=) $1
               FOR NO KEY UPDATE
            ON CONFLICT (account_id, operation, request_key) DO NOTHING
-           RETURNING cancelled",
+           RETURNING cancelled
+                     AND account_id OPERATOR(pg_catalog.=) $1
+                     AND operation OPERATOR(pg_catalog.=) $2
+                     AND request_key OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
     text_0_1: None,
     planning: Planning::ByIndex,
@@ -289,7 +308,9 @@ pub static CLAIM_MESSAGE: Statement = Statement {
               AND account.balance OPERATOR(pg_catalog.+) $5 OPERATOR(pg_catalog.>=) 0
               FOR NO KEY UPDATE
            ON CONFLICT (subscriber, message_id) DO NOTHING
-           RETURNING account_id",
+           RETURNING subscriber OPERATOR(pg_catalog.=) $1
+                     AND message_id OPERATOR(pg_catalog.=) $2
+                     AND account_id OPERATOR(pg_catalog.=) $3",
     parameters: &[
         PgBuiltInOids::TEXTOID,
         PgBuiltInOids::UUIDOID,
@@ -447,8 +468,9 @@ const FIND_SCHEMA: &str = "SELECT e.oid, pg_catalog.quote_ident(n.nspname), e.ex
 struct Plans {
     generation: u64,
     extension: pg_sys::Oid,
-    version: String,
-    schema: Rc<str>,
+    version: Vec<u8>,
+    /// Quoted, in the database's encoding.
+    schema: Rc<[u8]>,
     saved: Vec<(&'static Statement, Rc<Plan>)>,
 }
 
@@ -476,9 +498,10 @@ impl Statement {
         if let Some(plan) = saved.flatten() {
             return Ok(plan);
         }
-        let is_0_1 = with_plans(|plans| plans.version == "0.1.0").unwrap_or_default();
-        let text = self.text_0_1.filter(|_| is_0_1).unwrap_or(self.text).replace("@extschema@", &schema);
-        let plan = Rc::new(Plan::prepare(connected, &text, self.parameters, self.planning)?);
+        let is_0_1 = with_plans(|plans| plans.version == b"0.1.0").unwrap_or_default();
+        let text = self.text_0_1.filter(|_| is_0_1).unwrap_or(self.text);
+        let text = text.split("@extschema@").map(str::as_bytes).collect::<Vec<_>>().join(&schema[..]);
+        let plan = Rc::new(Plan::prepare(connected, text, self.parameters, self.planning)?);
         with_plans(|plans| plans.saved.push((self, Rc::clone(&plan))));
         Ok(plan)
     }
@@ -490,19 +513,19 @@ fn with_plans<T>(work: impl FnOnce(&mut Plans) -> T) -> Option<T> {
 
 /// The quoted name of the schema in which the extension lives, looked up again only after a change of the catalogues.
 /// Plans of an earlier schema or an earlier incarnation of the extension are let go.
-fn schema(connected: &SpiClient<'_>) -> Result<Rc<str>, Error> {
+fn schema(connected: &SpiClient<'_>) -> Result<Rc<[u8]>, Error> {
     let generation = catalog_generation();
     let known = with_plans(|plans| (plans.generation == generation).then(|| Rc::clone(&plans.schema)));
     if let Some(schema) = known.flatten() {
         return Ok(schema);
     }
-    let found = Plan::prepare(connected, FIND_SCHEMA, &[], Planning::ForArguments)?.run(connected, &[])?;
+    let found = Plan::prepare(connected, FIND_SCHEMA.into(), &[], Planning::ForArguments)?.run(connected, &[])?;
     let (Some(extension), Some(schema), Some(version)) =
-        (found.first::<pg_sys::Oid>(1)?, found.first::<String>(2)?, found.first::<String>(3)?)
+        (found.first::<pg_sys::Oid>(1)?, found.first::<Text>(2)?, found.first::<Text>(3)?)
     else {
         return Err(Error::NotInstalled);
     };
-    let schema: Rc<str> = schema.into();
+    let (schema, version): (Rc<[u8]>, _) = (schema.to_bytes().into(), version.to_bytes());
     let outdated = PLANS.with(|plans| {
         let mut plans = plans.borrow_mut();
         match plans.as_mut() {

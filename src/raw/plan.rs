@@ -13,7 +13,7 @@ use pgrx::datum::{DatumWithOid, TimestampWithTimeZone, Uuid};
 use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
-use super::Jsonb;
+use super::{Jsonb, Text};
 use crate::error::Error;
 
 /// More parameters than any statement has.
@@ -36,10 +36,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Parses and saves a statement. Errors of the server come as PostgreSQL errors.
+    /// Parses and saves a statement, whose text is in the database's encoding.
     pub fn prepare(
         _connected: &SpiClient<'_>,
-        text: &str,
+        text: Vec<u8>,
         parameters: &[PgBuiltInOids],
         planning: Planning,
     ) -> Result<Self, Error> {
@@ -197,14 +197,21 @@ pub trait Column: FromDatum + IntoDatum {
 impl Column for bool {}
 impl Column for i64 {}
 impl Column for pg_sys::Oid {}
-impl Column for String {}
 impl Column for TimestampWithTimeZone {}
 impl Column for Vec<u8> {}
 impl Column for Vec<Uuid> {}
 
-impl Column for Jsonb {
-    unsafe fn copied(datum: pg_sys::Datum) -> Option<Self> {
-        // SAFETY: our caller promises a jsonb and a connected SPI; the copy lives in the memory of the function's caller.
-        Some(Self(unsafe { pg_sys::SPI_datumTransfer(datum, false, -1) }))
-    }
+macro_rules! transferred {
+    ($type:ident) => {
+        impl Column for $type {
+            unsafe fn copied(datum: pg_sys::Datum) -> Option<Self> {
+                // SAFETY: our caller promises a varlena of this type and a connected SPI; the copy lives in the memory of
+                // the function's caller.
+                Some(Self(unsafe { pg_sys::SPI_datumTransfer(datum, false, -1) }))
+            }
+        }
+    };
 }
+
+transferred!(Jsonb);
+transferred!(Text);

@@ -88,6 +88,14 @@ impl Text {
         // SAFETY: the datum is a valid varlena; bytes that came from a text make a bytea as good.
         unsafe { Vec::<u8>::from_datum(self.0, false) }.unwrap_or_default()
     }
+
+    /// The text for a message of ours. Bytes beyond ASCII that are no UTF-8 become `?`.
+    pub fn to_message(self) -> String {
+        String::from_utf8(self.to_bytes()).unwrap_or_else(|error| {
+            let ascii = |&byte: &u8| if byte.is_ascii() { char::from(byte) } else { '?' };
+            error.as_bytes().iter().map(ascii).collect()
+        })
+    }
 }
 
 impl Jsonb {
