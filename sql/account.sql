@@ -11,6 +11,8 @@ COMMENT ON COLUMN account.account_id IS
     'Identifies the account. Chosen by the application.';
 COMMENT ON COLUMN account.balance IS
     'What the account holds, in integer units such as cents; never below zero.';
+COMMENT ON CONSTRAINT account_pkey ON account IS
+    'One balance an account.';
 COMMENT ON CONSTRAINT account_balance_check ON account IS
     'Last line of defence: debit_once refuses an insufficient balance before this constraint is reached.';
 
