@@ -1,1 +1,264 @@
-//! placeholder
+//! The harness of the client tests: throw-away clusters, and a few questions that most tests ask.
+//!
+//! `tools/test.sh` says through the environment which server to test and how to start it; [`Cluster`] does the rest.
+//! The tests of one file share a cluster (a `static LazyLock<Cluster>`), each in a database of its own.
+
+use std::error::Error as _;
+use std::io::Write;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use postgres::error::DbError;
+use postgres::types::ToSql;
+use postgres::{Client, Config, Error, NoTls, SimpleQueryMessage};
+
+/// How long anything may take that normally takes milliseconds. Only a failing test ever waits so long.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A throw-away cluster, reachable through a socket in a directory of its own and by nothing else.
+///
+/// It is stopped and removed when dropped, and also when the test process ends without dropping it: a static is never
+/// dropped, and neither is anything after Ctrl-C. So the stopping is left to a child that waits for the end of its
+/// input, which is the end of this process however it comes.
+pub struct Cluster {
+    directory: PathBuf,
+    undertaker: Child,
+    databases: AtomicU32,
+}
+
+impl Cluster {
+    /// Starts a cluster with these settings, each `name=value`, on top of the defaults.
+    pub fn start(settings: &[&str]) -> Self {
+        let directory = tempfile::Builder::new().prefix("ir.").tempdir().expect("a directory for the cluster").keep();
+        let undertaker = Command::new("sh")
+            .args(["-c", "cat; exec \"$0\" stop \"$1\" immediate"])
+            .arg(environment("CLUSTER_SH"))
+            .arg(&directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            // Ctrl-C goes to the whole foreground group, which this child has to survive.
+            .process_group(0)
+            .spawn()
+            .expect("sh");
+        let cluster = Self { directory, undertaker, databases: AtomicU32::new(0) };
+        let started = cluster.script("start").args(settings).output().expect("CLUSTER_SH");
+        assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
+        cluster
+    }
+
+    /// The directory of the cluster; the server's user owns it, so that programs under [`Self::run`] may write here.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Makes a database of its own for a test, with the extension in it, and returns the name.
+    pub fn database(&self) -> String {
+        let name = self.empty_database("");
+        self.connect_to(&name).batch_execute("CREATE EXTENSION idempotency_record").expect("CREATE EXTENSION");
+        name
+    }
+
+    /// Makes a database of its own for a test, with these options of CREATE DATABASE, and returns the name.
+    pub fn empty_database(&self, options: &str) -> String {
+        self.try_database(options).expect("CREATE DATABASE")
+    }
+
+    /// As [`Self::empty_database`], where this server may not support the options.
+    pub fn try_database(&self, options: &str) -> Result<String, Error> {
+        let name = format!("test_{}", self.databases.fetch_add(1, Ordering::Relaxed));
+        self.connect().batch_execute(&format!("CREATE DATABASE {name} {options}"))?;
+        Ok(name)
+    }
+
+    /// A superuser's session in the database `postgres`.
+    pub fn connect(&self) -> Client {
+        self.connect_to("postgres")
+    }
+
+    /// A superuser's session in this database.
+    pub fn connect_to(&self, database: &str) -> Client {
+        self.try_connect_to(database).expect("a session")
+    }
+
+    /// As [`Self::connect_to`], where the server may not be ready.
+    pub fn try_connect_to(&self, database: &str) -> Result<Client, Error> {
+        Config::new()
+            .host_path(&self.directory)
+            .user("postgres")
+            .dbname(database)
+            // Sessions that wait for each other for good become a failure instead of a test that never ends.
+            .options("-c statement_timeout=60s")
+            .connect(NoTls)
+    }
+
+    /// Runs a program of the server's (or of the system's) as the server's user, connected to this cluster, and returns
+    /// what it wrote; a failure is the test's failure.
+    pub fn run(&self, program: &str, arguments: &[&str]) -> String {
+        let output = self.run_with_input(program, arguments, "");
+        assert!(
+            output.status.success(),
+            "{program} {arguments:?}: {}\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
+    /// As [`Self::run`], with something to read, and the result as it is.
+    pub fn run_with_input(&self, program: &str, arguments: &[&str], input: &str) -> Output {
+        let mut child = self
+            .script("run")
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("CLUSTER_SH");
+        // Inputs are far smaller than a pipe holds, so that writing first cannot block; a program that does not read
+        // its input closes the pipe.
+        let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
+        child.wait_with_output().expect("output")
+    }
+
+    fn script(&self, command: &str) -> Command {
+        let mut script = Command::new(environment("CLUSTER_SH"));
+        script.arg(command).arg(&self.directory).env("PGBIN", environment("PGBIN"));
+        script
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        drop(self.undertaker.stdin.take());
+        let _ = self.undertaker.wait();
+    }
+}
+
+/// What `tools/test.sh` passes to the tests.
+pub fn environment(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run these tests with `make test-client`."))
+}
+
+/// The major version of the server under test.
+pub fn major() -> u32 {
+    environment("PG_MAJOR").parse().expect("PG_MAJOR is a number")
+}
+
+/// `debit_once` by the extended protocol; the response as text.
+pub fn debit(client: &mut Client, account: i64, key: &str, amount: i64) -> Result<String, Error> {
+    query(client, "SELECT debit_once($1, $2, $3)::text", &[&account, &key, &amount])
+}
+
+/// The one text value that this query answers.
+pub fn query(client: &mut Client, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<String, Error> {
+    client.query_one(sql, parameters)?.try_get(0)
+}
+
+/// The first value of the first row of this SQL, by the simple protocol, as text; `NULL` where it is null.
+pub fn simple(client: &mut Client, sql: &str) -> Result<String, Error> {
+    let messages = client.simple_query(sql)?;
+    let row = messages.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    });
+    Ok(row.expect("a row").get(0).unwrap_or("NULL").to_owned())
+}
+
+/// [`simple`], where an error is the test's failure.
+pub fn value(client: &mut Client, sql: &str) -> String {
+    simple(client, sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"))
+}
+
+/// The balance of an account.
+pub fn balance(client: &mut Client, account: i64) -> i64 {
+    client.query_one("SELECT balance FROM account WHERE account_id = $1", &[&account]).expect("an account").get(0)
+}
+
+/// Everything that the extension's tables hold, to see whether anything changed.
+pub fn contents(client: &mut Client) -> String {
+    value(
+        client,
+        "SELECT (SELECT coalesce(string_agg(a::text, E'\\n' ORDER BY a.account_id), '') FROM account AS a)
+             || E'\\n--\\n'
+             || (SELECT coalesce(string_agg(r::text, E'\\n' ORDER BY r.account_id, r.operation, r.request_key), '')
+                   FROM request_result AS r)
+             || E'\\n--\\n'
+             || (SELECT coalesce(string_agg(m::text, E'\\n' ORDER BY m.subscriber, m.message_id), '')
+                   FROM processed_message AS m)",
+    )
+}
+
+/// The error's SQLSTATE; `closed` if it is the end of the connection.
+pub fn sqlstate(error: &Error) -> &str {
+    match error.code() {
+        Some(code) => code.code(),
+        None if error.is_closed() || error.source().is_some_and(|source| source.is::<std::io::Error>()) => "closed",
+        None => panic!("not from the server: {error:?}"),
+    }
+}
+
+/// The SQLSTATE with which this was refused, or `done: ` and the answer.
+pub fn outcome(result: Result<String, Error>) -> String {
+    match result {
+        Ok(answer) => format!("done: {answer}"),
+        Err(error) => sqlstate(&error).to_owned(),
+    }
+}
+
+/// The server's report of a refusal.
+pub fn report<T: std::fmt::Debug>(result: Result<T, Error>) -> DbError {
+    let error = result.expect_err("a refusal");
+    error.as_db_error().unwrap_or_else(|| panic!("not from the server: {error:?}")).clone()
+}
+
+/// The process id of the session's backend.
+pub fn pid(client: &mut Client) -> i32 {
+    client.query_one("SELECT pg_backend_pid()", &[]).expect("a pid").get(0)
+}
+
+/// Waits until the backend `pid` waits for another session: what it does and what that session does then overlap.
+pub fn wait_until_blocked(observer: &mut Client, pid: i32) {
+    wait_until(observer, &format!("SELECT cardinality(pg_blocking_pids({pid})) > 0"));
+}
+
+/// Waits until so many sessions of the observer's database wait for a lock.
+pub fn wait_until_blocked_count(observer: &mut Client, count: usize) {
+    wait_until(
+        observer,
+        &format!(
+            "SELECT count(*) >= {count} FROM pg_stat_activity
+              WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'"
+        ),
+    );
+}
+
+/// Waits until the session with this backend is gone.
+pub fn wait_until_gone(observer: &mut Client, pid: i32) {
+    wait_until(observer, &format!("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})"));
+}
+
+/// Polls until this SQL answers true.
+pub fn wait_until(observer: &mut Client, sql: &str) {
+    let start = Instant::now();
+    while value(observer, sql) != "t" {
+        assert!(start.elapsed() < DEADLINE, "never became true: {sql}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A call that another thread makes, with the session that makes it.
+pub type Background = thread::JoinHandle<(Client, Result<String, Error>)>;
+
+/// Calls `debit_once` in a thread of its own, and comes back at once.
+pub fn debit_in_background(mut client: Client, account: i64, key: &str, amount: i64) -> Background {
+    let key = key.to_owned();
+    thread::spawn(move || {
+        let result = debit(&mut client, account, &key, amount);
+        (client, result)
+    })
+}

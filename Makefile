@@ -1,0 +1,47 @@
+# Every target is a script under tools/ that can be run by itself; `make help` says what there is.
+SHELL := /bin/bash
+export PG PG_CONFIG
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  PG="14 18"             the PostgreSQL majors (default: all that are supported; try and lint: the newest)'
+	@echo '  PG_CONFIG=FILE         an installed server instead of the downloaded one'
+
+setup: ## get this machine ready (the other targets do it too)
+	@tools/setup.sh
+
+try: ## a throw-away server with the extension, and what the extension does, told in psql
+	@tools/try.sh
+psql: ## psql on the server of `make try`
+	@tools/try.sh psql
+stop: ## stop and remove the server of `make try`
+	@tools/try.sh stop
+
+test: ## all tests on all majors
+	@tools/test.sh
+test-unit: ## plain Rust tests, without a server
+	@tools/test.sh unit
+test-pg: ## #[pg_test]s, inside a server
+	@tools/test.sh pg
+test-regress: ## tests/pg_regress, SQL and its expected output
+	@tools/test.sh regress
+test-isolation: ## tests/isolation, concurrent sessions
+	@tools/test.sh isolation
+test-client: ## tests/*.rs, programs with clusters of their own
+	@tools/test.sh client
+
+format: ## format the source
+	@tools/build.sh format
+lint: ## formatting and clippy
+	@tools/build.sh lint
+
+install: ## release build into an existing server: PG_CONFIG=...
+	@tools/build.sh install
+package: ## release build as a tree to copy to a server: PG_CONFIG=...
+	@tools/build.sh package
+
+clean: ## remove this clone's builds, servers and `make try`
+	@tools/build.sh clean
+
+.PHONY: help setup try psql stop test test-unit test-pg test-regress test-isolation test-client format lint install package clean

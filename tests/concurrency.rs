@@ -1,0 +1,530 @@
+//! Several sessions at once. Each test proves that its sessions met: it goes on only once the server says that one
+//! waits for the other.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::Instant;
+
+use client_tests::{
+    Background, Cluster, DEADLINE, balance, contents, debit, debit_in_background, outcome, pid, report, simple, value,
+    wait_until, wait_until_blocked, wait_until_blocked_count, wait_until_gone,
+};
+use postgres::Client;
+
+// Two tests with 50 sessions each may run at the same time.
+static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&["max_connections=200"]));
+
+const CROWD: usize = 50;
+
+/// A database with account 1, which holds 1000, and a session that watches the others.
+fn database() -> (String, Client) {
+    let database = CLUSTER.database();
+    let mut observer = CLUSTER.connect_to(&database);
+    observer.batch_execute("INSERT INTO account VALUES (1, 1000)").unwrap();
+    (database, observer)
+}
+
+/// A session that holds the key uncommitted.
+fn holder(database: &str) -> Client {
+    let mut holder = CLUSTER.connect_to(database);
+    holder.batch_execute("BEGIN").unwrap();
+    assert_eq!(debit(&mut holder, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+    holder
+}
+
+/// A session that waits for the holder with the same key, after these settings, and its backend.
+fn waiter(database: &str, observer: &mut Client, settings: &str, amount: i64) -> (i32, Background) {
+    let mut waiter = CLUSTER.connect_to(database);
+    waiter.batch_execute(settings).unwrap();
+    let backend = pid(&mut waiter);
+    let waiting = debit_in_background(waiter, 1, "key", amount);
+    wait_until_blocked(observer, backend);
+    (backend, waiting)
+}
+
+fn finish(call: Background) -> (Client, String) {
+    let (client, result) = call.join().expect("no panic");
+    (client, outcome(result))
+}
+
+/// What 50 sessions got that called at once: all of them were waiting for the account's row when it was let go.
+fn crowd(database: &str, observer: &mut Client, call: impl Fn(usize) -> (String, i64)) -> Vec<String> {
+    let mut gate = CLUSTER.connect_to(database);
+    gate.batch_execute("BEGIN; SELECT FROM account WHERE account_id = 1 FOR UPDATE").unwrap();
+    let calls: Vec<_> = (0..CROWD)
+        .map(|i| {
+            let (key, amount) = call(i);
+            debit_in_background(CLUSTER.connect_to(database), 1, &key, amount)
+        })
+        .collect();
+    wait_until_blocked_count(observer, CROWD);
+    gate.batch_execute("COMMIT").unwrap();
+    calls.into_iter().map(|call| finish(call).1).collect()
+}
+
+#[test]
+fn fifty_sessions_with_one_new_key_execute_once_and_replay_49_times() {
+    let (database, mut observer) = database();
+    let answers = crowd(&database, &mut observer, |_| ("key".into(), 100));
+    assert_eq!(answers, vec![r#"done: {"balance": 900}"#; CROWD]);
+    assert_eq!(balance(&mut observer, 1), 900);
+    assert_eq!(value(&mut observer, "SELECT count(*) FROM request_result"), "1");
+}
+
+#[test]
+fn fifty_sessions_with_one_new_key_replay_also_when_the_balance_sufficed_once() {
+    let (database, mut observer) = database();
+    let answers = crowd(&database, &mut observer, |_| ("key".into(), 1000));
+    assert_eq!(answers, vec![r#"done: {"balance": 0}"#; CROWD]);
+    assert_eq!(balance(&mut observer, 1), 0);
+}
+
+#[test]
+fn fifty_sessions_with_keys_of_their_own_all_execute_without_a_deadlock() {
+    let (database, mut observer) = database();
+    let answers = crowd(&database, &mut observer, |i| (format!("key-{i}"), 1));
+    let expected: BTreeSet<_> = (1..=CROWD).map(|i| format!(r#"done: {{"balance": {}}}"#, 1000 - i)).collect();
+    assert_eq!(BTreeSet::from_iter(answers), expected);
+    assert_eq!(balance(&mut observer, 1), 950);
+}
+
+#[test]
+fn fifty_sessions_with_one_new_key_and_two_amounts_execute_one_amount_and_refuse_the_other() {
+    let (database, mut observer) = database();
+    let answers = crowd(&database, &mut observer, |i| ("key".into(), if i % 2 == 0 { 100 } else { 200 }));
+    let left = balance(&mut observer, 1);
+    assert!(left == 900 || left == 800, "{left}");
+    for (i, answer) in answers.iter().enumerate() {
+        let executed = (i % 2 == 0) == (left == 900);
+        let expected = if executed { format!(r#"done: {{"balance": {left}}}"#) } else { "22023".into() };
+        assert_eq!(*answer, expected);
+    }
+}
+
+#[test]
+fn fifty_sessions_never_overdraw_an_account() {
+    let (database, mut observer) = database();
+    let answers = crowd(&database, &mut observer, |i| (format!("key-{i}"), 100));
+    assert_eq!(answers.iter().filter(|answer| answer.starts_with("done")).count(), 10);
+    assert_eq!(answers.iter().filter(|answer| *answer == "P0001").count(), CROWD - 10);
+    assert_eq!(balance(&mut observer, 1), 0);
+    assert_eq!(value(&mut observer, "SELECT count(*) FROM request_result"), "10");
+}
+
+#[test]
+fn whoever_waited_replays_after_the_holders_commit() {
+    let (database, mut observer) = database();
+    let mut holder = holder(&database);
+    let (_, waiting) = waiter(&database, &mut observer, "", 100);
+    holder.batch_execute("COMMIT").unwrap();
+    assert_eq!(finish(waiting).1, r#"done: {"balance": 900}"#);
+    assert_eq!(balance(&mut observer, 1), 900);
+}
+
+#[test]
+fn whoever_waited_with_another_amount_is_refused_after_the_holders_commit() {
+    let (database, mut observer) = database();
+    let mut holder = holder(&database);
+    let (_, waiting) = waiter(&database, &mut observer, "", 101);
+    holder.batch_execute("COMMIT").unwrap();
+    assert_eq!(finish(waiting).1, "22023");
+    assert_eq!(balance(&mut observer, 1), 900);
+}
+
+#[test]
+fn whoever_waited_executes_after_the_holders_rollback() {
+    let (database, mut observer) = database();
+    let mut holder = holder(&database);
+    let (_, waiting) = waiter(&database, &mut observer, "", 200);
+    holder.batch_execute("ROLLBACK").unwrap();
+    assert_eq!(finish(waiting).1, r#"done: {"balance": 800}"#);
+    assert_eq!(balance(&mut observer, 1), 800);
+}
+
+#[test]
+fn whoever_waited_executes_after_the_holders_rollback_to_a_savepoint() {
+    let (database, mut observer) = database();
+    let mut holder = CLUSTER.connect_to(&database);
+    holder.batch_execute("BEGIN; SAVEPOINT s").unwrap();
+    debit(&mut holder, 1, "key", 100).unwrap();
+    let (_, waiting) = waiter(&database, &mut observer, "", 200);
+    holder.batch_execute("ROLLBACK TO SAVEPOINT s").unwrap();
+    assert_eq!(finish(waiting).1, r#"done: {"balance": 800}"#);
+    holder.batch_execute("COMMIT").unwrap();
+    assert_eq!(balance(&mut observer, 1), 800);
+}
+
+#[test]
+fn whoever_waited_executes_after_the_holders_backend_was_terminated() {
+    let (database, mut observer) = database();
+    let mut holder = holder(&database);
+    let (_, waiting) = waiter(&database, &mut observer, "", 100);
+    let backend = pid(&mut holder);
+    assert_eq!(value(&mut observer, &format!("SELECT pg_terminate_backend({backend})")), "t");
+    assert_eq!(finish(waiting).1, r#"done: {"balance": 900}"#);
+    assert_eq!(balance(&mut observer, 1), 900);
+    assert_eq!(value(&mut observer, "SELECT count(*) FROM request_result"), "1");
+}
+
+#[test]
+fn whoever_waits_for_the_unique_index_alone_replays_after_the_commit_and_executes_after_the_rollback() {
+    // A record inserted by hand leaves the account's row free, so that only the index is left to wait for.
+    let insert = r#"BEGIN; INSERT INTO request_result (account_id, operation, request_key, request, response)
+                    VALUES (1, 'debit:v1', 'key', '{"amount": 100}', '{"balance": 7}')"#;
+    for (end, amount, answer, left) in [
+        ("COMMIT", 100, r#"done: {"balance": 7}"#, 1000),
+        ("COMMIT", 101, "22023", 1000),
+        ("ROLLBACK", 100, r#"done: {"balance": 900}"#, 900),
+    ] {
+        let (database, mut observer) = database();
+        let mut holder = CLUSTER.connect_to(&database);
+        holder.batch_execute(insert).unwrap();
+        let (_, waiting) = waiter(&database, &mut observer, "", amount);
+        holder.batch_execute(end).unwrap();
+        assert_eq!(finish(waiting).1, answer, "{end} {amount}");
+        assert_eq!(balance(&mut observer, 1), left);
+    }
+}
+
+#[test]
+fn a_wait_for_the_unique_index_alone_obeys_lock_timeout() {
+    let (database, mut observer) = database();
+    let mut holder = CLUSTER.connect_to(&database);
+    holder
+        .batch_execute(
+            "BEGIN; INSERT INTO request_result (account_id, operation, request_key, request, response)
+             VALUES (1, 'debit:v1', 'key', '{}', '{}')",
+        )
+        .unwrap();
+    let (_, waiting) = waiter(&database, &mut observer, "SET lock_timeout = '1s'", 100);
+    assert_eq!(finish(waiting).1, "55P03");
+    holder.batch_execute("ROLLBACK").unwrap();
+    assert_eq!(contents(&mut observer), "(1,1000)\n--\n\n--\n");
+}
+
+/// Breaks off a wait, and then proves that nothing was kept and that the key is usable.
+fn broken_off(settings: &str, break_off: impl Fn(&mut Client, i32), expected: &[&str]) -> Client {
+    let (database, mut observer) = database();
+    let mut holder = holder(&database);
+    let (backend, waiting) = waiter(&database, &mut observer, settings, 200);
+    break_off(&mut observer, backend);
+    let (client, got) = finish(waiting);
+    assert!(expected.contains(&got.as_str()), "{got}");
+    holder.batch_execute("ROLLBACK").unwrap();
+    assert_eq!(contents(&mut observer), "(1,1000)\n--\n\n--\n");
+    assert_eq!(debit(&mut observer, 1, "key", 300).unwrap(), r#"{"balance": 700}"#);
+    client
+}
+
+#[test]
+fn a_wait_that_exceeds_lock_timeout_ends_in_55p03_and_keeps_nothing() {
+    let mut client = broken_off("SET lock_timeout = '1s'", |_, _| (), &["55P03"]);
+    assert_eq!(debit(&mut client, 1, "key", 300).unwrap(), r#"{"balance": 700}"#);
+}
+
+#[test]
+fn a_wait_that_exceeds_statement_timeout_ends_in_57014_and_keeps_nothing() {
+    let mut client = broken_off("SET statement_timeout = '1s'", |_, _| (), &["57014"]);
+    assert_eq!(debit(&mut client, 1, "key", 300).unwrap(), r#"{"balance": 700}"#);
+}
+
+#[test]
+fn a_wait_that_is_cancelled_ends_in_57014_and_keeps_nothing() {
+    let cancel = |observer: &mut Client, backend: i32| {
+        assert_eq!(value(observer, &format!("SELECT pg_cancel_backend({backend})")), "t");
+    };
+    let mut client = broken_off("", cancel, &["57014"]);
+    assert_eq!(debit(&mut client, 1, "key", 300).unwrap(), r#"{"balance": 700}"#);
+}
+
+#[test]
+fn a_wait_whose_backend_is_terminated_keeps_nothing() {
+    let terminate = |observer: &mut Client, backend: i32| {
+        assert_eq!(value(observer, &format!("SELECT pg_terminate_backend({backend})")), "t");
+        wait_until_gone(observer, backend);
+    };
+    broken_off("", terminate, &["57P01", "closed"]);
+}
+
+#[test]
+fn a_key_held_by_a_killed_server_process_is_free_at_once_after_the_restart() {
+    // A killed process takes the whole cluster through crash recovery, hence one of its own.
+    let cluster = Cluster::start(&["restart_after_crash=on"]);
+    let database = cluster.database();
+    let mut holder = cluster.connect_to(&database);
+    holder.batch_execute("INSERT INTO account VALUES (1, 1000)").unwrap();
+    debit(&mut holder, 1, "committed", 100).unwrap();
+    holder.batch_execute("BEGIN").unwrap();
+    debit(&mut holder, 1, "key", 200).unwrap();
+    let backend = pid(&mut holder);
+    cluster.run("sh", &["-c", &format!("kill -KILL {backend}")]);
+    assert_eq!(outcome(simple(&mut holder, "SELECT 1")), "closed");
+
+    let start = Instant::now();
+    // The old server may still accept a session before it notices, hence the session that knows when it started.
+    let mut client = loop {
+        let ready =
+            cluster.try_connect_to(&database).ok().filter(|client| !client.is_closed()).and_then(|mut client| {
+                simple(&mut client, &format!("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {backend})"))
+                    .is_ok_and(|gone| gone == "t")
+                    .then_some(client)
+            });
+        if let Some(client) = ready {
+            break client;
+        }
+        assert!(start.elapsed() < DEADLINE, "the cluster did not come back");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    };
+    // No lease has to run out first.
+    client.batch_execute("SET statement_timeout = '2s'").unwrap();
+    assert_eq!(debit(&mut client, 1, "key", 300).unwrap(), r#"{"balance": 600}"#);
+    assert_eq!(debit(&mut client, 1, "committed", 100).unwrap(), r#"{"balance": 900}"#);
+    assert_eq!(balance(&mut client, 1), 600);
+}
+
+/// A client that speaks just enough of the protocol to hang up in mid-sentence, which no driver does on request.
+struct RudeClient(UnixStream);
+
+impl RudeClient {
+    fn connect(directory: &Path, database: &str) -> Self {
+        let mut stream = UnixStream::connect(directory.join(".s.PGSQL.5432")).expect("the socket");
+        let parameters = format!("\0\x03\0\0user\0postgres\0database\0{database}\0\0");
+        stream.write_all(&u32::try_from(parameters.len() + 4).unwrap().to_be_bytes()).unwrap();
+        stream.write_all(parameters.as_bytes()).unwrap();
+        let mut client = Self(stream);
+        client.read_until_ready();
+        client
+    }
+
+    fn send(&mut self, sql: &str) {
+        self.0.write_all(b"Q").unwrap();
+        self.0.write_all(&u32::try_from(sql.len() + 5).unwrap().to_be_bytes()).unwrap();
+        self.0.write_all(sql.as_bytes()).unwrap();
+        self.0.write_all(b"\0").unwrap();
+    }
+
+    fn read_until_ready(&mut self) {
+        loop {
+            let mut header = [0; 5];
+            self.0.read_exact(&mut header).expect("a message");
+            let length = u32::from_be_bytes(header[1..].try_into().unwrap()) as usize - 4;
+            let mut body = vec![0; length];
+            self.0.read_exact(&mut body).expect("its body");
+            match header[0] {
+                b'E' => panic!("{}", String::from_utf8_lossy(&body)),
+                b'Z' => return,
+                _ => (),
+            }
+        }
+    }
+}
+
+/// A client that debits, says this as its last words, and hangs up without waiting for the answer.
+fn hang_up_after(last_words: Option<&str>) -> Client {
+    let (database, mut observer) = database();
+    let mut client = RudeClient::connect(CLUSTER.directory(), &database);
+    client.send("SET application_name = 'rude'; BEGIN; SELECT debit_once(1, 'key', 100)");
+    client.read_until_ready();
+    if let Some(sql) = last_words {
+        client.send(sql);
+    }
+    drop(client);
+    wait_until(
+        &mut observer,
+        "SELECT NOT EXISTS (SELECT FROM pg_stat_activity
+                             WHERE datname = current_database() AND application_name = 'rude')",
+    );
+    observer
+}
+
+#[test]
+fn a_commit_whose_answer_was_lost_is_replayed_to_the_retry() {
+    let mut observer = hang_up_after(Some("COMMIT"));
+    let before = contents(&mut observer);
+    assert_eq!(debit(&mut observer, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+    assert_eq!(contents(&mut observer), before);
+    assert_eq!(balance(&mut observer, 1), 900);
+}
+
+#[test]
+fn a_connection_that_was_lost_before_the_commit_leaves_the_key_free() {
+    let mut observer = hang_up_after(None);
+    assert_eq!(contents(&mut observer), "(1,1000)\n--\n\n--\n");
+    assert_eq!(debit(&mut observer, 1, "key", 300).unwrap(), r#"{"balance": 700}"#);
+}
+
+const SNAPSHOTS: [&str; 2] = ["REPEATABLE READ", "SERIALIZABLE"];
+
+/// A retry by the rules: a new transaction at the same isolation level with the same key.
+fn retry(client: &mut Client, isolation: &str, amount: i64) -> String {
+    client.batch_execute(&format!("ROLLBACK; BEGIN ISOLATION LEVEL {isolation}")).unwrap();
+    let answer = outcome(debit(client, 1, "key", amount));
+    client.batch_execute("COMMIT").unwrap();
+    answer
+}
+
+#[test]
+fn under_snapshot_isolation_the_one_who_waited_gets_40001_and_replays_in_a_new_transaction() {
+    for isolation in SNAPSHOTS {
+        let (database, mut observer) = database();
+        let mut holder = CLUSTER.connect_to(&database);
+        holder.batch_execute(&format!("BEGIN ISOLATION LEVEL {isolation}")).unwrap();
+        debit(&mut holder, 1, "key", 100).unwrap();
+        let settings = format!("BEGIN ISOLATION LEVEL {isolation}");
+        let (_, waiting) = waiter(&database, &mut observer, &settings, 100);
+        holder.batch_execute("COMMIT").unwrap();
+        let (mut client, got) = finish(waiting);
+        assert_eq!(got, "40001", "{isolation}");
+        assert_eq!(retry(&mut client, isolation, 100), r#"done: {"balance": 900}"#);
+        assert_eq!(retry(&mut client, isolation, 101), "22023");
+        assert_eq!(balance(&mut observer, 1), 900);
+    }
+}
+
+#[test]
+fn under_snapshot_isolation_the_one_who_waited_executes_after_the_holders_rollback() {
+    for isolation in SNAPSHOTS {
+        let (database, mut observer) = database();
+        let mut holder = holder(&database);
+        let settings = format!("BEGIN ISOLATION LEVEL {isolation}");
+        let (_, waiting) = waiter(&database, &mut observer, &settings, 100);
+        holder.batch_execute("ROLLBACK").unwrap();
+        let (mut client, got) = finish(waiting);
+        assert_eq!(got, r#"done: {"balance": 900}"#, "{isolation}");
+        client.batch_execute("COMMIT").unwrap();
+        assert_eq!(balance(&mut observer, 1), 900);
+    }
+}
+
+#[test]
+fn under_snapshot_isolation_a_key_committed_after_the_snapshot_gives_40001_and_then_replays() {
+    for isolation in SNAPSHOTS {
+        // The record may be there without a new version of the account, as after a restore: then only the index tells.
+        for by_hand in [false, true] {
+            let (database, mut observer) = database();
+            let mut late = CLUSTER.connect_to(&database);
+            late.batch_execute(&format!("BEGIN ISOLATION LEVEL {isolation}; SELECT FROM account")).unwrap();
+            if by_hand {
+                observer
+                    .batch_execute(
+                        r#"INSERT INTO request_result (account_id, operation, request_key, request, response)
+                           VALUES (1, 'debit:v1', 'key', '{"amount": 100}', '{"balance": 900}')"#,
+                    )
+                    .unwrap();
+            } else {
+                debit(&mut observer, 1, "key", 100).unwrap();
+            }
+            let before = contents(&mut observer);
+            assert_eq!(outcome(debit(&mut late, 1, "key", 100)), "40001", "{isolation}, by hand: {by_hand}");
+            assert_eq!(retry(&mut late, isolation, 100), r#"done: {"balance": 900}"#);
+            assert_eq!(contents(&mut observer), before);
+        }
+    }
+}
+
+#[test]
+fn a_deadlock_that_the_caller_makes_passes_through_as_40p01_and_the_victim_can_retry() {
+    let (database, mut observer) = database();
+    observer.batch_execute("INSERT INTO account VALUES (2, 1000)").unwrap();
+    let mut sessions = [CLUSTER.connect_to(&database), CLUSTER.connect_to(&database)];
+    for (account, session) in (1..).zip(&mut sessions) {
+        session.batch_execute("BEGIN; SET LOCAL deadlock_timeout = '200ms'").unwrap();
+        debit(session, account, "own", 100).unwrap();
+    }
+    let [mut one, two] = sessions;
+    let first = pid(&mut one);
+    let one = debit_in_background(one, 2, "other", 100);
+    wait_until_blocked(&mut observer, first);
+    let two = debit_in_background(two, 1, "other", 100);
+
+    let mut ends = [(2, finish(one)), (1, finish(two))];
+    // Which of them the server chooses depends on whose deadlock_timeout ends first.
+    ends.sort_by_key(|(_, (_, got))| got == "40P01");
+    let [(_, (mut survivor, survived)), (account, (mut victim, died))] = ends;
+    assert_eq!((survived.as_str(), died.as_str()), (r#"done: {"balance": 900}"#, "40P01"));
+    survivor.batch_execute("COMMIT").unwrap();
+    victim.batch_execute("ROLLBACK").unwrap();
+    assert_eq!((balance(&mut observer, 1), balance(&mut observer, 2)), (900, 900));
+    assert_eq!(debit(&mut victim, account, "other", 100).unwrap(), r#"{"balance": 800}"#);
+}
+
+#[test]
+fn savepoints_of_a_caller_managed_transaction_decide_what_is_kept() {
+    let (database, mut observer) = database();
+    let mut client = CLUSTER.connect_to(&database);
+    let mut transaction = client.transaction().unwrap();
+    let call = "SELECT debit_once(1, $1, $2)::text";
+    let mut kept = transaction.savepoint("kept").unwrap();
+    let answer: String = kept.query_one(call, &[&"a", &100_i64]).unwrap().get(0);
+    assert_eq!(answer, r#"{"balance": 900}"#);
+    let mut undone = kept.savepoint("undone").unwrap();
+    let answer: String = undone.query_one(call, &[&"b", &50_i64]).unwrap().get(0);
+    assert_eq!(answer, r#"{"balance": 850}"#);
+    undone.rollback().unwrap();
+    let mut refused = kept.savepoint("refused").unwrap();
+    assert_eq!(report(refused.query_one(call, &[&"a", &101_i64])).code().code(), "22023");
+    refused.rollback().unwrap();
+    kept.commit().unwrap();
+    let answer: String = transaction.query_one(call, &[&"b", &1_i64]).unwrap().get(0);
+    assert_eq!(answer, r#"{"balance": 899}"#);
+    assert_eq!(contents(&mut observer), "(1,1000)\n--\n\n--\n");
+    transaction.commit().unwrap();
+
+    assert_eq!(balance(&mut observer, 1), 899);
+    assert_eq!(debit(&mut observer, 1, "a", 100).unwrap(), r#"{"balance": 900}"#);
+    assert_eq!(debit(&mut observer, 1, "b", 1).unwrap(), r#"{"balance": 899}"#);
+}
+
+#[test]
+fn no_lock_outlives_the_transaction_and_none_of_them_is_an_advisory_lock() {
+    let (database, mut observer) = database();
+    let mut client = CLUSTER.connect_to(&database);
+    let backend = pid(&mut client);
+    let locks = |observer: &mut Client, condition: &str| {
+        value(observer, &format!("SELECT count(*) FROM pg_locks WHERE pid = {backend} AND {condition}"))
+    };
+    for end in ["COMMIT", "ROLLBACK"] {
+        client.batch_execute("BEGIN").unwrap();
+        debit(&mut client, 1, end, 100).unwrap();
+        assert_ne!(locks(&mut observer, "locktype = 'relation'"), "0");
+        assert_eq!(locks(&mut observer, "locktype IN ('advisory', 'userlock', 'object')"), "0");
+        client.batch_execute(end).unwrap();
+        assert_eq!(locks(&mut observer, "true"), "0");
+    }
+    // By itself, as a replay, and refused.
+    for (key, amount) in [("alone", 1), ("alone", 1), ("alone", 2), ("poor", 10_000)] {
+        let _ = outcome(debit(&mut client, 1, key, amount));
+        // The server reports an error before it cleans up, and answers the next request after that.
+        client.batch_execute("").unwrap();
+        assert_eq!(locks(&mut observer, "true"), "0");
+    }
+}
+
+#[test]
+fn a_purge_neither_waits_for_a_running_debit_nor_blocks_debit_and_replay() {
+    let (database, mut observer) = database();
+    debit(&mut observer, 1, "old", 1).unwrap();
+    observer.batch_execute("UPDATE request_result SET created_at = '2001-01-01'").unwrap();
+
+    let mut holder = CLUSTER.connect_to(&database);
+    holder.batch_execute("BEGIN").unwrap();
+    debit(&mut holder, 1, "key", 1).unwrap();
+
+    // Each would end in 55P03 if it had to wait.
+    let mut purge = CLUSTER.connect_to(&database);
+    purge.batch_execute("SET lock_timeout = '1s'; BEGIN").unwrap();
+    assert_eq!(value(&mut purge, "SELECT purge_expired_keys('0')"), "1");
+
+    // While the purge is not committed yet: its key replays, and a new one executes.
+    holder.batch_execute("COMMIT; SET lock_timeout = '1s'").unwrap();
+    assert_eq!(debit(&mut holder, 1, "old", 1).unwrap(), r#"{"balance": 999}"#);
+    assert_eq!(debit(&mut holder, 1, "new", 1).unwrap(), r#"{"balance": 997}"#);
+
+    // A second purge leaves to the first what the first is deleting.
+    assert_eq!(value(&mut holder, "SELECT purge_expired_keys('1 year')"), "0");
+    purge.batch_execute("COMMIT").unwrap();
+    assert_eq!(debit(&mut observer, 1, "old", 7).unwrap(), r#"{"balance": 990}"#);
+}

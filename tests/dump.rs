@@ -1,0 +1,195 @@
+//! Dump and restore: a key that was lost would be a debit made twice.
+
+use std::sync::LazyLock;
+
+use client_tests::{Cluster, balance, contents, debit, outcome, simple, value};
+use postgres::Client;
+
+static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&[]));
+
+/// A schema whose name has to be quoted by whoever repeats it, and survives no attempt without.
+const ODD_SCHEMA: &str = r#"odd "Schema".x; --'"#;
+
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+fn session(database: &str, schema: &str) -> Client {
+    let mut client = CLUSTER.connect_to(database);
+    client.batch_execute(&format!("SET search_path = {}", quoted(schema))).unwrap();
+    client
+}
+
+/// A database with the extension in this schema, and rows in each of its tables; with what they hold.
+fn source(schema: &str) -> (String, String) {
+    let database = CLUSTER.empty_database("");
+    let schema_sql = quoted(schema);
+    CLUSTER
+        .connect_to(&database)
+        .batch_execute(&format!(
+            "CREATE SCHEMA IF NOT EXISTS {schema_sql}; CREATE EXTENSION idempotency_record SCHEMA {schema_sql}"
+        ))
+        .unwrap();
+    let mut client = session(&database, schema);
+    // More accounts and keys than fit into one page, dumped in an order in which foreign keys could fail.
+    client
+        .batch_execute(
+            "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 500) AS i;
+             SELECT count(debit_once(i, E'key\\t\\\\N''\u{20ac}', 100)) FROM generate_series(1, 500) AS i;
+             UPDATE request_result SET created_at = '2001-02-03 04:05:06.789012+00' WHERE account_id = 1;
+             INSERT INTO processed_message (subscriber, message_id, account_id)
+             SELECT 'billing', md5(i::text)::uuid, i FROM generate_series(1, 500) AS i",
+        )
+        .unwrap();
+    let contents = contents(&mut client);
+    (database, contents)
+}
+
+/// Proves that the restored database holds what the source held, and still obeys the contract.
+fn assert_restored(database: &str, schema: &str, expected: &str) {
+    let mut client = session(database, schema);
+    assert!(contents(&mut client) == expected, "the rows differ");
+    for account in [1, 250, 500] {
+        let key = "key\t\\N'\u{20ac}";
+        assert_eq!(debit(&mut client, account, key, 100).unwrap(), r#"{"balance": 900}"#);
+        assert_eq!(outcome(debit(&mut client, account, key, 101)), "22023");
+    }
+    assert!(contents(&mut client) == expected, "a replay changed the rows");
+    let created = "SELECT created_at = '2001-02-03 04:05:06.789012+00' FROM request_result WHERE account_id = 1";
+    assert_eq!(value(&mut client, created), "t");
+
+    assert_eq!(debit(&mut client, 1, "new", 1).unwrap(), r#"{"balance": 899}"#);
+    let again = simple(
+        &mut client,
+        "INSERT INTO processed_message (subscriber, message_id, account_id) VALUES ('billing', md5('1')::uuid, 1)
+         RETURNING 'applied'",
+    );
+    assert_eq!(outcome(again), "23505");
+    let orphan = simple(
+        &mut client,
+        "INSERT INTO request_result (account_id, operation, request_key, request, response)
+         VALUES (501, 'debit:v1', 'key', '{}', '{}') RETURNING 'kept'",
+    );
+    assert_eq!(outcome(orphan), "23503");
+    // The age survives, and with it the retention that the client was promised.
+    assert_eq!(value(&mut client, "SELECT purge_expired_keys('1 day')"), "1");
+}
+
+/// Dumps with these options, restores into a new database, prepared with this SQL, and proves that all is there.
+fn round_trip(schema: &str, dump: &[&str], prepare: &str, restore: Restore) {
+    let (source, expected) = source(schema);
+    let target = CLUSTER.empty_database("");
+    CLUSTER.connect_to(&target).batch_execute(prepare).unwrap();
+    let file = CLUSTER.directory().join(format!("{target}.dump")).into_os_string().into_string().unwrap();
+    CLUSTER.run("pg_dump", &[dump, &["--file", &file, &source]].concat());
+    match restore {
+        Restore::Psql => CLUSTER.run("psql", &["-Xq", "-v", "ON_ERROR_STOP=1", "-f", &file, &target]),
+        Restore::PgRestore(options) => {
+            CLUSTER.run("pg_restore", &[options, &["--exit-on-error", "--dbname", &target, &file]].concat())
+        }
+    };
+    assert_restored(&target, schema, &expected);
+}
+
+enum Restore {
+    Psql,
+    PgRestore(&'static [&'static str]),
+}
+
+#[test]
+fn a_plain_dump_keeps_every_key() {
+    round_trip("public", &[], "", Restore::Psql);
+}
+
+#[test]
+fn a_plain_dump_with_inserts_keeps_every_key() {
+    round_trip("public", &["--inserts"], "", Restore::Psql);
+}
+
+#[test]
+fn a_plain_dump_from_an_oddly_named_schema_keeps_every_key() {
+    round_trip(ODD_SCHEMA, &[], "", Restore::Psql);
+}
+
+#[test]
+fn a_custom_dump_keeps_every_key() {
+    round_trip("public", &["--format=custom"], "", Restore::PgRestore(&[]));
+}
+
+#[test]
+fn a_custom_dump_from_an_oddly_named_schema_keeps_every_key() {
+    round_trip(ODD_SCHEMA, &["--format=custom"], "", Restore::PgRestore(&[]));
+}
+
+#[test]
+fn a_parallel_dump_keeps_every_key() {
+    round_trip("public", &["--format=directory", "--jobs=3"], "", Restore::PgRestore(&[]));
+}
+
+// pg_dump orders the data of an extension's tables by their foreign keys, but does not write these dependencies into the
+// archive, so that `pg_restore --jobs` loads records before the accounts that they refer to.
+#[test]
+fn a_restore_with_parallel_jobs_keeps_every_key_or_fails() {
+    let (source, expected) = source("public");
+    let target = CLUSTER.empty_database("");
+    let file = CLUSTER.directory().join(format!("{target}.parallel")).into_os_string().into_string().unwrap();
+    CLUSTER.run("pg_dump", &["--format=custom", "--file", &file, &source]);
+    let restored = CLUSTER.run_with_input("pg_restore", &["--jobs=3", "--dbname", &target, &file], "");
+    let mut client = session(&target, "public");
+    assert!(!restored.status.success() || contents(&mut client) == expected, "keys were lost without a word");
+}
+
+#[test]
+fn a_restore_with_parallel_jobs_for_everything_but_the_data_keeps_every_key() {
+    let (source, expected) = source("public");
+    let target = CLUSTER.empty_database("");
+    let file = CLUSTER.directory().join(format!("{target}.sections")).into_os_string().into_string().unwrap();
+    CLUSTER.run("pg_dump", &["--format=custom", "--file", &file, &source]);
+    for options in [&["--section=pre-data"][..], &["--section=data"], &["--section=post-data", "--jobs=3"]] {
+        CLUSTER.run("pg_restore", &[options, &["--exit-on-error", "--dbname", &target, &file]].concat());
+    }
+    assert_restored(&target, "public", &expected);
+}
+
+#[test]
+fn a_data_only_dump_keeps_every_key_where_the_extension_exists() {
+    let create = "CREATE EXTENSION idempotency_record";
+    round_trip("public", &["--data-only"], create, Restore::Psql);
+    round_trip("public", &["--data-only", "--format=custom"], create, Restore::PgRestore(&["--data-only"]));
+}
+
+#[test]
+fn a_data_only_dump_from_an_oddly_named_schema_keeps_every_key() {
+    let schema = quoted(ODD_SCHEMA);
+    let create = format!("CREATE SCHEMA {schema}; CREATE EXTENSION idempotency_record SCHEMA {schema}");
+    round_trip(ODD_SCHEMA, &["--data-only"], &create, Restore::Psql);
+}
+
+#[test]
+fn a_schema_only_dump_restores_an_extension_that_works_and_holds_nothing() {
+    let (source, _) = source(ODD_SCHEMA);
+    let target = CLUSTER.empty_database("");
+    let dump = CLUSTER.run("pg_dump", &["--schema-only", &source]);
+    let restored = CLUSTER.run_with_input("psql", &["-Xq", "-v", "ON_ERROR_STOP=1", &target], &dump);
+    assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+    let mut client = session(&target, ODD_SCHEMA);
+    assert_eq!(contents(&mut client), "\n--\n\n--\n");
+    client.batch_execute("INSERT INTO account VALUES (1, 1000)").unwrap();
+    assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+    assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+    assert_eq!(balance(&mut client, 1), 900);
+}
+
+#[test]
+fn a_dump_of_a_restored_database_keeps_every_key_again() {
+    let (source, expected) = source("public");
+    let mut database = source;
+    for _ in 0..2 {
+        let target = CLUSTER.empty_database("");
+        let dump = CLUSTER.directory().join(format!("{target}.again")).into_os_string().into_string().unwrap();
+        CLUSTER.run("pg_dump", &["--file", &dump, &database]);
+        CLUSTER.run("psql", &["-Xq", "-v", "ON_ERROR_STOP=1", "-f", &dump, &target]);
+        database = target;
+    }
+    assert_restored(&database, "public", &expected);
+}

@@ -1,0 +1,205 @@
+-- Who may do what: PUBLIC nothing, and a role exactly what it was granted.
+\set VERBOSITY sqlstate
+SET client_min_messages = warning;
+CREATE ROLE regress_ir_nobody;
+CREATE ROLE regress_ir_debit;
+CREATE ROLE regress_ir_replay;
+CREATE ROLE regress_ir_purge;
+
+-- A database whose owner gives new objects to PUBLIC does not give these.
+ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC;
+ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO PUBLIC;
+ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO PUBLIC;
+CREATE TABLE given_away ();
+SELECT has_table_privilege('regress_ir_nobody', 'given_away', 'INSERT') AS the_default_works;
+CREATE EXTENSION idempotency_record;
+ALTER DEFAULT PRIVILEGES REVOKE ALL ON TABLES FROM PUBLIC;
+ALTER DEFAULT PRIVILEGES REVOKE ALL ON FUNCTIONS FROM PUBLIC;
+ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
+ALTER DEFAULT PRIVILEGES REVOKE ALL ON SEQUENCES FROM PUBLIC;
+DROP TABLE given_away;
+
+-- PUBLIC has no privilege on any object that the extension owns, whatever comes to be among them.
+CREATE VIEW owned AS
+    SELECT classid, objid FROM pg_depend JOIN pg_extension AS e ON refclassid = 'pg_extension'::regclass AND refobjid = e.oid
+     WHERE deptype = 'e' AND extname = 'idempotency_record';
+SELECT count(*) FILTER (WHERE classid = 'pg_proc'::regclass) > 1 AS functions,
+       count(*) FILTER (WHERE classid = 'pg_class'::regclass) > 2 AS relations FROM owned;
+SELECT objid::regprocedure FROM owned
+ WHERE classid = 'pg_proc'::regclass AND has_function_privilege('regress_ir_nobody', objid, 'EXECUTE');
+SELECT objid::regclass, privilege
+  FROM owned, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS privilege
+ WHERE classid = 'pg_class'::regclass AND objid IN (SELECT oid FROM pg_class WHERE relkind IN ('r', 'p', 'v', 'm'))
+   AND has_table_privilege('regress_ir_nobody', objid, privilege);
+SELECT objid::regclass, privilege FROM owned, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) AS privilege
+ WHERE classid = 'pg_class'::regclass AND objid IN (SELECT oid FROM pg_class WHERE relkind IN ('r', 'p', 'v', 'm'))
+   AND has_any_column_privilege('regress_ir_nobody', objid, privilege);
+DROP VIEW owned;
+
+-- The functions run with the caller's rights and without settings that would change them.
+SELECT oid::regprocedure, prosecdef AS security_definer, proconfig FROM pg_proc
+ WHERE proname IN ('debit_once', 'purge_expired_keys') ORDER BY oid::regprocedure::text;
+
+INSERT INTO account VALUES (1, 1000);
+GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint) TO regress_ir_debit, regress_ir_replay;
+GRANT SELECT, UPDATE ON account TO regress_ir_debit;
+GRANT SELECT, INSERT ON request_result TO regress_ir_debit;
+GRANT SELECT ON request_result TO regress_ir_replay;
+GRANT EXECUTE ON FUNCTION purge_expired_keys(interval) TO regress_ir_purge;
+GRANT SELECT, UPDATE, DELETE ON request_result TO regress_ir_purge;
+
+-- A role without any grant can do nothing.
+SET ROLE regress_ir_nobody;
+SELECT debit_once(1, 'k', 1);
+SELECT purge_expired_keys('1 day');
+TABLE account;
+TABLE request_result;
+TABLE processed_message;
+RESET ROLE;
+
+-- A role with the grants that the function's comment names can debit, replay, and is told each refusal. It cannot
+-- purge, delete or change a record, or create or delete an account.
+SELECT obj_description('debit_once(bigint,text,bigint)'::regprocedure) LIKE
+       '%The caller needs EXECUTE, SELECT and UPDATE on account, SELECT and INSERT on request_result.' AS commented;
+SET ROLE regress_ir_debit;
+SELECT debit_once(1, 'k', 100);
+SELECT debit_once(1, 'k', 100);
+SELECT debit_once(1, 'k', 101);
+SELECT debit_once(1, 'poor', 901);
+SELECT debit_once(404, 'unknown', 1);
+SELECT purge_expired_keys('0');
+DELETE FROM request_result;
+UPDATE request_result SET response = '{}';
+INSERT INTO account VALUES (2, 1000);
+DELETE FROM account;
+RESET ROLE;
+
+-- A role with SELECT on request_result alone can replay and no more; without rights on the account it learns nothing of it.
+SET ROLE regress_ir_replay;
+SELECT debit_once(1, 'k', 100);
+SELECT debit_once(1, 'k', 101);
+SELECT debit_once(1, 'k2', 1);
+SELECT debit_once(404, 'k2', 1);
+TABLE account;
+RESET ROLE;
+
+-- A role with the grants that the comment names can purge, and not debit.
+SELECT obj_description('purge_expired_keys(interval)'::regprocedure) LIKE
+       '%The caller needs EXECUTE, and SELECT, UPDATE and DELETE on request_result.' AS commented;
+UPDATE request_result SET created_at = now() - interval '2 days';
+SET ROLE regress_ir_purge;
+SELECT purge_expired_keys('1 day');
+SELECT purge_expired_keys('0');
+SELECT debit_once(1, 'k', 1);
+TABLE account;
+RESET ROLE;
+
+-- Each of these grants is needed: without it, 42501, and nothing is kept.
+CREATE PROCEDURE without(grants text, role text, call text) LANGUAGE plpgsql AS $$
+DECLARE
+    code text := '00000';
+BEGIN
+    EXECUTE format('REVOKE %s FROM %I', grants, role);
+    EXECUTE format('SET ROLE %I', role);
+    BEGIN
+        EXECUTE 'SELECT ' || call;
+    EXCEPTION WHEN OTHERS THEN
+        code := SQLSTATE;
+    END;
+    RESET ROLE;
+    EXECUTE format('GRANT %s TO %I', grants, role);
+    INSERT INTO outcome VALUES (grants, code);
+END $$;
+CREATE TABLE outcome (without text, code text);
+CALL without('EXECUTE ON FUNCTION debit_once', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
+CALL without('SELECT ON account', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
+CALL without('UPDATE ON account', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
+CALL without('SELECT ON request_result', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
+CALL without('INSERT ON request_result', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
+CALL without('EXECUTE ON FUNCTION purge_expired_keys', 'regress_ir_purge', $$purge_expired_keys('1 day')$$);
+CALL without('SELECT ON request_result', 'regress_ir_purge', $$purge_expired_keys('1 day')$$);
+CALL without('UPDATE ON request_result', 'regress_ir_purge', $$purge_expired_keys('1 day')$$);
+CALL without('DELETE ON request_result', 'regress_ir_purge', $$purge_expired_keys('1 day')$$);
+TABLE outcome;
+SELECT balance, (SELECT count(*) FROM request_result) AS records FROM account;
+
+-- And USAGE on the schema is not needed to run what a function runs, but to name the function.
+CREATE SCHEMA closed;
+SET ROLE regress_ir_debit;
+SELECT debit_once(1, 'k', 1);
+SELECT closed.debit_once(1, 'k', 1);
+RESET ROLE;
+DROP SCHEMA closed;
+
+-- A session that changes its role is checked as that role at every call, although its plans are cached.
+SELECT debit_once(1, 'role', 1);
+SET ROLE regress_ir_debit;
+SELECT debit_once(1, 'role', 1), debit_once(1, 'role-2', 1);
+SET ROLE regress_ir_replay;
+SELECT debit_once(1, 'role', 1);
+SELECT debit_once(1, 'role-3', 1);
+SET ROLE regress_ir_nobody;
+SELECT debit_once(1, 'role', 1);
+RESET ROLE;
+REVOKE SELECT ON request_result FROM regress_ir_replay;
+SET ROLE regress_ir_replay;
+SELECT debit_once(1, 'role', 1);
+RESET ROLE;
+SELECT debit_once(1, 'role-4', 1);
+
+-- SECURITY DEFINER functions of others lend their rights, as usual.
+CREATE FUNCTION lend(key text) RETURNS jsonb SECURITY DEFINER LANGUAGE sql AS 'SELECT debit_once(1, key, 1)';
+SET ROLE regress_ir_nobody;
+SELECT lend('lent'), lend('lent');
+RESET ROLE;
+DROP FUNCTION lend;
+
+-- Row security applies to the caller: an account that a policy hides is unknown, and nothing is kept.
+INSERT INTO account VALUES (2, 1000);
+ALTER TABLE account ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON account TO regress_ir_debit USING (account_id = 1);
+SET ROLE regress_ir_debit;
+SELECT debit_once(2, 'hidden', 1);
+SELECT debit_once(1, 'visible', 1), debit_once(1, 'visible', 1);
+RESET ROLE;
+-- An account that may be read and not changed is refused with a SQLSTATE that asks for no retry.
+DROP POLICY own ON account;
+CREATE POLICY read ON account FOR SELECT TO regress_ir_debit USING (true);
+CREATE POLICY write ON account FOR UPDATE TO regress_ir_debit USING (account_id = 1);
+CREATE FUNCTION retryable(call text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE call;
+    RETURN NULL;
+EXCEPTION WHEN OTHERS THEN
+    RETURN SQLSTATE LIKE '40%' OR SQLSTATE LIKE '08%' OR SQLSTATE LIKE '53%' OR SQLSTATE LIKE '57%' OR SQLSTATE = '55P03';
+END $$;
+SET ROLE regress_ir_debit;
+SELECT retryable($$SELECT debit_once(2, 'read only', 1)$$);
+SELECT debit_once(1, 'visible', 1), debit_once(1, 'visible-2', 1);
+RESET ROLE;
+DROP POLICY read ON account;
+DROP POLICY write ON account;
+ALTER TABLE account DISABLE ROW LEVEL SECURITY;
+-- A record that a policy keeps from being written is refused, and no debit is left.
+ALTER TABLE request_result ENABLE ROW LEVEL SECURITY;
+CREATE POLICY read ON request_result FOR SELECT TO regress_ir_debit USING (account_id = 1);
+SET ROLE regress_ir_debit;
+SELECT debit_once(1, 'visible', 1);
+SELECT debit_once(1, 'not written', 1);
+RESET ROLE;
+-- A record that a policy hides keeps its key taken: no second debit, and a SQLSTATE that asks for no retry.
+CREATE POLICY write ON request_result FOR INSERT TO regress_ir_debit WITH CHECK (true);
+INSERT INTO request_result (account_id, operation, request_key, request, response)
+VALUES (2, 'debit:v1', 'taken', '{"amount": 1}', '{"balance": 4711}');
+SET ROLE regress_ir_debit;
+SELECT retryable($$SELECT debit_once(2, 'taken', 1)$$);
+RESET ROLE;
+SELECT account_id, balance FROM account ORDER BY account_id;
+SELECT account_id, request_key FROM request_result ORDER BY account_id, request_key;
+
+DROP FUNCTION retryable;
+DROP PROCEDURE without;
+DROP TABLE outcome;
+DROP EXTENSION idempotency_record;
+DROP OWNED BY regress_ir_nobody, regress_ir_debit, regress_ir_replay, regress_ir_purge;
+DROP ROLE regress_ir_nobody, regress_ir_debit, regress_ir_replay, regress_ir_purge;

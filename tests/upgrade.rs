@@ -1,0 +1,304 @@
+//! Upgrades: a released script is frozen, its keys stay alive, and whoever upgrades has what a fresh install has.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use client_tests::{Cluster, balance, debit, environment, outcome, value};
+use postgres::Client;
+
+static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&[]));
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the root of the repository")
+}
+
+/// The version that this source is, such as `0.1.0`.
+fn current() -> String {
+    let manifest = std::fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml");
+    let version = manifest.lines().find_map(|line| line.strip_prefix("version = \"")).expect("a version");
+    version.trim_end_matches('"').to_owned()
+}
+
+fn parsed(version: &str) -> Vec<u32> {
+    version.split('.').map(|part| part.parse().unwrap_or_else(|_| panic!("not X.Y.Z: {version}"))).collect()
+}
+
+/// The released versions with their frozen scripts.
+fn released() -> Vec<(String, PathBuf)> {
+    let directory = root().join("sql/released");
+    let entries = std::fs::read_dir(&directory).into_iter().flatten();
+    let mut released: Vec<_> = entries
+        .map(|entry| entry.expect("an entry").path())
+        .filter_map(|path| {
+            let name = path.file_name()?.to_str()?;
+            let version = name.strip_prefix("idempotency_record--")?.strip_suffix(".sql")?;
+            Some((version.to_owned(), path.clone()))
+        })
+        .collect();
+    released.sort_by_key(|(version, _)| parsed(version));
+    assert!(!released.is_empty(), "sql/released/ holds no script: freeze the generated one of each released version");
+    released
+}
+
+/// A script in the server's extension directory, gone at the end; what lay there before is put back.
+struct Installed {
+    path: PathBuf,
+    before: Option<Vec<u8>>,
+}
+
+impl Installed {
+    fn new(version: &str, script: &Path) -> Self {
+        let config = Path::new(&environment("PGBIN")).join("pg_config");
+        let output = Command::new(config).arg("--sharedir").output().expect("pg_config");
+        let share = String::from_utf8(output.stdout).expect("UTF-8");
+        let path = Path::new(share.trim()).join(format!("extension/idempotency_record--{version}.sql"));
+        let before = std::fs::read(&path).ok();
+        std::fs::copy(script, &path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Self { path, before }
+    }
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        let _ = match &self.before {
+            Some(before) => std::fs::write(&self.path, before),
+            None => std::fs::remove_file(&self.path),
+        };
+    }
+}
+
+/// Every property of every object that the extension owns, one a line, without object ids.
+fn inventory(client: &mut Client) -> Vec<String> {
+    let unknown = value(client, UNKNOWN);
+    assert_eq!(unknown, "NULL", "the inventory does not know how to describe these objects");
+    let rows = client.query(INVENTORY, &[]).expect("the inventory");
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+const UNKNOWN: &str = "
+    SELECT string_agg(pg_describe_object(d.classid, d.objid, 0), ', ')
+      FROM pg_depend AS d JOIN pg_extension AS e ON d.refobjid = e.oid
+     WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND e.extname = 'idempotency_record'
+       AND d.classid NOT IN ('pg_class'::regclass, 'pg_proc'::regclass, 'pg_type'::regclass)";
+
+const INVENTORY: &str = "
+    WITH member AS (
+        SELECT d.classid, d.objid
+          FROM pg_depend AS d JOIN pg_extension AS e ON d.refobjid = e.oid
+         WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND e.extname = 'idempotency_record'
+    ), relation AS (
+        SELECT c.* FROM pg_class AS c JOIN member ON member.classid = 'pg_class'::regclass AND member.objid = c.oid
+    ), part (classid, objid) AS (
+        SELECT classid, objid FROM member
+        UNION SELECT 'pg_class'::regclass, indexrelid FROM pg_index JOIN relation ON indrelid = relation.oid
+        UNION SELECT 'pg_constraint'::regclass, c.oid FROM pg_constraint AS c JOIN relation ON conrelid = relation.oid
+        UNION SELECT 'pg_trigger'::regclass, t.oid FROM pg_trigger AS t JOIN relation ON tgrelid = relation.oid
+               WHERE NOT tgisinternal
+        UNION SELECT 'pg_rewrite'::regclass, r.oid FROM pg_rewrite AS r JOIN relation ON ev_class = relation.oid
+        UNION SELECT 'pg_policy'::regclass, p.oid FROM pg_policy AS p JOIN relation ON polrelid = relation.oid
+        UNION SELECT 'pg_extension'::regclass, oid FROM pg_extension WHERE extname = 'idempotency_record'
+    )
+    SELECT 'object: ' || pg_describe_object(classid, objid, 0) FROM part
+    UNION ALL
+    SELECT format('comment: %s: %s', pg_describe_object(d.classoid, d.objoid, d.objsubid), d.description)
+      FROM pg_description AS d JOIN part ON d.classoid = part.classid AND d.objoid = part.objid
+    UNION ALL
+    SELECT format('initial privileges: %s: %s %s', pg_describe_object(p.classoid, p.objoid, p.objsubid), p.privtype, p.initprivs)
+      FROM pg_init_privs AS p JOIN part ON p.classoid = part.classid AND p.objoid = part.objid
+    UNION ALL
+    SELECT format('extension: %s %s %s', extnamespace::regnamespace, extrelocatable, extowner::regrole)
+      FROM pg_extension WHERE extname = 'idempotency_record'
+    UNION ALL
+    SELECT format('dumped: %s where %L', config.relation::regclass, config.condition)
+      FROM pg_extension, unnest(extconfig, extcondition) AS config (relation, condition)
+     WHERE extname = 'idempotency_record'
+    UNION ALL
+    SELECT format('relation: %s %s %s owner %s acl %s options %s security %s %s replica %s access %s tablespace %s partition %L view %L',
+                  oid::regclass, relkind, relpersistence, relowner::regrole, relacl, reloptions, relrowsecurity,
+                  relforcerowsecurity, relreplident, (SELECT amname FROM pg_am WHERE pg_am.oid = relam), reltablespace,
+                  pg_get_partkeydef(oid), CASE WHEN relkind IN ('v', 'm') THEN pg_get_viewdef(oid) END)
+      FROM relation
+    UNION ALL
+    SELECT format('sequence: %s %s', relation.oid::regclass, (to_jsonb(s) - 'seqrelid'))
+      FROM pg_sequence AS s JOIN relation ON s.seqrelid = relation.oid
+    UNION ALL
+    SELECT format('column: %s %s %I %s collate %s not null %s default %L identity %L generated %L storage %s compression %L acl %s options %s statistics %s inherited %s',
+                  relation.oid::regclass, rank() OVER (PARTITION BY relation.oid ORDER BY attnum), attname,
+                  format_type(atttypid, atttypmod), attcollation::regcollation, attnotnull,
+                  pg_get_expr(adbin, adrelid), attidentity, attgenerated, attstorage, attcompression, attacl, attoptions,
+                  attstattarget, attinhcount)
+      FROM pg_attribute JOIN relation ON attrelid = relation.oid
+      LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+     WHERE attnum > 0 AND NOT attisdropped
+    UNION ALL
+    SELECT format('constraint: %s %I %s %s validated %s', conrelid::regclass, conname, contype, pg_get_constraintdef(c.oid),
+                  convalidated)
+      FROM pg_constraint AS c JOIN relation ON conrelid = relation.oid
+    UNION ALL
+    SELECT format('index: %s valid %s clustered %s replica %s options %s', pg_get_indexdef(indexrelid), indisvalid,
+                  indisclustered, indisreplident, (SELECT reloptions FROM pg_class WHERE oid = indexrelid))
+      FROM pg_index JOIN relation ON indrelid = relation.oid
+    UNION ALL
+    SELECT format('trigger: %s enabled %s', pg_get_triggerdef(t.oid), tgenabled)
+      FROM pg_trigger AS t JOIN relation ON tgrelid = relation.oid WHERE NOT tgisinternal
+    UNION ALL
+    SELECT format('rule: %s enabled %s', pg_get_ruledef(r.oid), ev_enabled)
+      FROM pg_rewrite AS r JOIN relation ON ev_class = relation.oid
+    UNION ALL
+    SELECT format('policy: %s %s %s %s %s %L %L', polrelid::regclass, polname, polcmd, polpermissive,
+                  polroles::regrole[], pg_get_expr(polqual, polrelid), pg_get_expr(polwithcheck, polrelid))
+      FROM pg_policy JOIN relation ON polrelid = relation.oid
+    UNION ALL
+    SELECT format('function: %s owner %s acl %s kind %s library %s symbol %s %s', p.oid::regprocedure, proowner::regrole,
+                  proacl, prokind, probin, prosrc, CASE WHEN prokind <> 'a' THEN pg_get_functiondef(p.oid) END)
+      FROM pg_proc AS p JOIN member ON member.classid = 'pg_proc'::regclass AND member.objid = p.oid
+    UNION ALL
+    SELECT format('type: %s %s owner %s acl %s base %s not null %s default %L collate %s functions %s %s %s %s labels %s checks %s',
+                  t.oid::regtype, typtype, typowner::regrole, typacl, typbasetype::regtype, typnotnull, typdefault,
+                  typcollation::regcollation, typinput, typoutput, typreceive, typsend,
+                  (SELECT array_agg(enumlabel ORDER BY enumsortorder) FROM pg_enum WHERE enumtypid = t.oid),
+                  (SELECT array_agg(pg_get_constraintdef(c.oid) ORDER BY conname) FROM pg_constraint AS c
+                    WHERE contypid = t.oid))
+      FROM pg_type AS t JOIN member ON member.classid = 'pg_type'::regclass AND member.objid = t.oid
+    ORDER BY 1";
+
+/// What is in one and not in the other.
+fn difference(fresh: &[String], other: &[String]) -> Vec<String> {
+    let missing = fresh.iter().filter(|line| !other.contains(line)).map(|line| format!("only fresh: {line}"));
+    let extra = other.iter().filter(|line| !fresh.contains(line)).map(|line| format!("not fresh: {line}"));
+    missing.chain(extra).collect()
+}
+
+fn fresh() -> Client {
+    let database = CLUSTER.database();
+    CLUSTER.connect_to(&database)
+}
+
+fn created(version: &str) -> Client {
+    let database = CLUSTER.empty_database("");
+    let mut client = CLUSTER.connect_to(&database);
+    client
+        .batch_execute(&format!("CREATE EXTENSION idempotency_record VERSION '{version}'"))
+        .unwrap_or_else(|error| panic!("version {version}: {error:?}"));
+    client
+}
+
+#[test]
+fn the_server_has_the_version_that_this_source_is() {
+    let installed = "SELECT extversion FROM pg_extension WHERE extname = 'idempotency_record'";
+    assert_eq!(value(&mut fresh(), installed), current());
+}
+
+#[test]
+fn a_released_script_of_this_version_is_what_a_fresh_install_runs() {
+    let current = current();
+    for (version, script) in released() {
+        assert!(parsed(&version) <= parsed(&current), "{version} is released, and this source is {current}");
+        if version == current {
+            let frozen = format!("{version}.frozen");
+            let _installed = Installed::new(&frozen, &script);
+            let difference = difference(&inventory(&mut fresh()), &inventory(&mut created(&frozen)));
+            assert!(
+                difference.is_empty(),
+                "{version} is frozen; a change is a new version:\n{}",
+                difference.join("\n")
+            );
+        }
+    }
+}
+
+#[test]
+fn an_upgrade_from_every_released_version_keeps_the_keys_and_gives_what_a_fresh_install_gives() {
+    let current = current();
+    for (version, script) in released().into_iter().filter(|(version, _)| *version != current) {
+        let _installed = Installed::new(&version, &script);
+        let mut client = created(&version);
+        client.batch_execute("INSERT INTO account VALUES (1, 1000)").unwrap();
+        // The new library already serves the old version of the extension.
+        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#, "{version}");
+        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#, "{version}");
+        client
+            .batch_execute("ALTER EXTENSION idempotency_record UPDATE")
+            .unwrap_or_else(|error| panic!("{version}: {error:?}"));
+        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#, "{version}");
+        assert_eq!(outcome(debit(&mut client, 1, "key", 101)), "22023", "{version}");
+        assert_eq!(balance(&mut client, 1), 900);
+        let difference = difference(&inventory(&mut fresh()), &inventory(&mut client));
+        assert!(difference.is_empty(), "upgraded from {version}:\n{}", difference.join("\n"));
+    }
+}
+
+#[test]
+fn two_fresh_installs_have_the_same_inventory_and_it_is_not_empty() {
+    let one = inventory(&mut fresh());
+    assert_eq!(one, inventory(&mut fresh()));
+    for kind in [
+        "object: ",
+        "comment: ",
+        "initial privileges: ",
+        "extension: ",
+        "dumped: ",
+        "relation: ",
+        "column: ",
+        "constraint: ",
+        "index: ",
+        "function: ",
+    ] {
+        assert!(one.iter().any(|line| line.starts_with(kind)), "{kind}");
+    }
+}
+
+#[test]
+fn the_inventory_notices_every_kind_of_change() {
+    let mut client = fresh();
+    let before = inventory(&mut client);
+    for ddl in [
+        "ALTER TABLE account ADD COLUMN note text",
+        "ALTER TABLE request_result ALTER COLUMN created_at DROP DEFAULT",
+        "ALTER TABLE request_result ALTER COLUMN created_at DROP NOT NULL",
+        "ALTER TABLE request_result ALTER COLUMN operation TYPE text COLLATE \"POSIX\"",
+        "ALTER TABLE request_result ALTER COLUMN request TYPE json",
+        "ALTER TABLE request_result ALTER COLUMN request SET STORAGE EXTERNAL",
+        "ALTER TABLE account DROP CONSTRAINT account_balance_check",
+        "ALTER TABLE account ADD CHECK (account_id > 0)",
+        "ALTER TABLE request_result DROP CONSTRAINT request_result_account_id_fkey;
+         ALTER TABLE request_result ADD CONSTRAINT request_result_account_id_fkey FOREIGN KEY (account_id) REFERENCES account ON DELETE CASCADE",
+        "DROP INDEX request_result_created_at_idx",
+        "CREATE INDEX ON account (balance)",
+        "ALTER TABLE account SET (fillfactor = 50)",
+        "ALTER TABLE account ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY p ON account USING (true)",
+        "CREATE TRIGGER t BEFORE UPDATE ON account FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+        "CREATE RULE r AS ON DELETE TO account DO INSTEAD NOTHING",
+        "GRANT SELECT ON account TO PUBLIC",
+        "GRANT SELECT (balance) ON account TO PUBLIC",
+        "GRANT EXECUTE ON FUNCTION debit_once TO PUBLIC",
+        "CREATE ROLE upgrade_owner; ALTER FUNCTION debit_once OWNER TO upgrade_owner",
+        "ALTER FUNCTION debit_once STABLE",
+        "ALTER FUNCTION debit_once STRICT",
+        "ALTER FUNCTION debit_once PARALLEL SAFE",
+        "ALTER FUNCTION debit_once SECURITY DEFINER",
+        "ALTER FUNCTION debit_once SET search_path = ''",
+        "ALTER FUNCTION debit_once COST 7",
+        "UPDATE pg_proc SET prosrc = 'other_wrapper' WHERE proname = 'debit_once'",
+        "UPDATE pg_proc SET probin = '$libdir/other' WHERE proname = 'debit_once'",
+        "COMMENT ON FUNCTION debit_once IS 'other'",
+        "COMMENT ON COLUMN account.balance IS 'other'",
+        "COMMENT ON CONSTRAINT account_balance_check ON account IS NULL",
+        "COMMENT ON INDEX request_result_created_at_idx IS 'other'",
+        "COMMENT ON EXTENSION idempotency_record IS 'other'",
+        "UPDATE pg_extension SET extconfig = NULL, extcondition = NULL WHERE extname = 'idempotency_record'",
+        "UPDATE pg_extension SET extcondition[1] = 'WHERE false' WHERE extname = 'idempotency_record'",
+        "DELETE FROM pg_init_privs WHERE objoid = 'account'::regclass",
+        "CREATE VIEW v AS SELECT 1; ALTER EXTENSION idempotency_record ADD VIEW v",
+        "CREATE TYPE e AS ENUM ('a'); ALTER EXTENSION idempotency_record ADD TYPE e",
+        "ALTER EXTENSION idempotency_record DROP TABLE processed_message",
+    ] {
+        client.batch_execute("BEGIN").unwrap();
+        client.batch_execute(ddl).unwrap_or_else(|error| panic!("{ddl}: {error:?}"));
+        assert!(!difference(&before, &inventory(&mut client)).is_empty(), "unnoticed: {ddl}");
+        client.batch_execute("ROLLBACK").unwrap();
+    }
+    assert_eq!(inventory(&mut client), before);
+}
