@@ -51,6 +51,7 @@ plant_seed() {
 
 save_seed() {
     local seed paths new
+    [ -z "${PG_CONFIG:-}" ] || return 0 # built with headers that other clones do not use
     seed=$(seed_dir)
     paths=$(foreign_paths "$TARGET/debug")
     (

@@ -127,8 +127,9 @@ install_cargo_pgrx() {
     local final=$CACHE/cargo-pgrx-$PGRX_VERSION
     [ ! -x "$final/bin/cargo-pgrx" ] || return 0
     say "building cargo-pgrx $PGRX_VERSION (a few minutes, once)"
-    # Without its default features, because those (downloading PostgreSQL, which we never do) want OpenSSL's headers.
-    cargo install --quiet --locked --no-default-features --root "$TEMPORARY/cargo-pgrx" "cargo-pgrx@$PGRX_VERSION" ||
+    # Without its default features, because those (downloading PostgreSQL, which we never do) want OpenSSL's headers;
+    # and not optimized, because it runs for a second where optimizing it takes minutes.
+    CARGO_PROFILE_RELEASE_OPT_LEVEL=0 cargo install --quiet --locked --no-default-features --root "$TEMPORARY/cargo-pgrx" "cargo-pgrx@$PGRX_VERSION" ||
         die "cargo-pgrx could not be built"
     rm -rf "$final"
     mv "$TEMPORARY/cargo-pgrx" "$final"
