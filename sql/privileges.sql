@@ -6,7 +6,7 @@ REVOKE ALL ON TABLE account, request_result, processed_message, accepted_version
 -- Whoever executes it moves money.
 REVOKE ALL ON FUNCTION debit_once(bigint, text, bigint) FROM PUBLIC;
 COMMENT ON FUNCTION debit_once(bigint, text, bigint) IS
-    'Debits p_account by p_amount integer units once for each p_key, and returns {"balance": n}; a repeat returns the first answer and writes nothing. The caller needs EXECUTE, SELECT and UPDATE on account, SELECT and INSERT on request_result, SELECT on operation_policy.';
+    'Debits p_account by p_amount integer units once for each p_key, and returns {"balance": n}; a repeat returns the first answer and writes nothing. The caller needs EXECUTE, SELECT and UPDATE on account, SELECT and INSERT on request_result.';
 REVOKE ALL ON FUNCTION debit_once_outcome(bigint, text, bigint) FROM PUBLIC;
 COMMENT ON FUNCTION debit_once_outcome(bigint, text, bigint) IS
     'As debit_once, and says whether it was a replay, when it was executed, and when the record may be purged (NULL without a declared retention).';
@@ -31,7 +31,8 @@ REVOKE ALL ON FUNCTION find_request(bigint, text, text) FROM PUBLIC;
 COMMENT ON FUNCTION find_request(bigint, text, text) IS
     'The record of a request as a row of request_result, or no row; reads only. The caller needs SELECT on request_result.';
 
--- It reads and writes nothing, and whoever claims a key for an operation that stores fingerprints runs it: PUBLIC keeps it.
+-- It reads and writes nothing.
+REVOKE ALL ON FUNCTION request_fingerprint(jsonb) FROM PUBLIC;
 COMMENT ON FUNCTION request_fingerprint(jsonb) IS
     'The digest that is stored instead of a request or payload: the version byte 01 and the SHA-256 of the canonical form, see docs/reference.md.';
 
@@ -44,7 +45,7 @@ COMMENT ON FUNCTION apply_message_once(text, uuid, bigint, bigint, jsonb) IS
     'Adds p_delta integer units to the account once for each message and subscriber, and returns the balance; NULL on a repeat. The caller needs what accept_message needs.';
 REVOKE ALL ON FUNCTION accept_messages(text, uuid[], bigint[], jsonb[]) FROM PUBLIC;
 COMMENT ON FUNCTION accept_messages(text, uuid[], bigint[], jsonb[]) IS
-    'Records many messages for a subscriber and returns the ids that are new, in the order given; the caller makes their effects in the same transaction. The caller needs what accept_message needs.';
+    'Records many messages for a subscriber and returns the ids that are new, in the order given; the caller makes their effects in the same transaction. The caller needs what accept_message needs, and EXECUTE on request_fingerprint.';
 REVOKE ALL ON FUNCTION accept_version(text, text, bigint) FROM PUBLIC;
 COMMENT ON FUNCTION accept_version(text, text, bigint) IS
     'Whether p_version is above the highest that the subscriber accepted for the entity, and accepts it if so: an older event cannot overwrite a newer one. The caller needs EXECUTE, and SELECT, INSERT and UPDATE on accepted_version.';

@@ -4,6 +4,7 @@ use pgrx::spi::SpiClient;
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::policy::Policy;
 use crate::raw::{Jsonb, Text};
 use crate::request::{self, Operation, Outcome, Request};
 use crate::statement;
@@ -51,8 +52,8 @@ fn change(
 
 impl Operation for Change {
     fn execute(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
-        let [account, operation, key, parameters] = request.arguments();
-        let claimed = statement::CLAIM.run(connected, &[account, operation, key, parameters, self.by.into()])?;
+        let policy = Policy::of(connected, request.identity.operation)?;
+        let claimed = statement::CLAIM.run(connected, &request.claim(&policy, self.by)?)?;
         let Some(outcome) = Outcome::of_claim(&claimed)? else {
             return Ok(None);
         };
@@ -70,13 +71,11 @@ impl Operation for Change {
         if !is_insufficient(connected, account, self.by)? {
             return Ok(None);
         }
-        let refusals = statement::FIND_REFUSALS.run(connected, &[request.identity.operation.into()])?;
-        if refusals.first::<Text>(1)?.is_none_or(|refusals| refusals.to_bytes() != b"save") {
+        let policy = Policy::of(connected, request.identity.operation)?;
+        if !policy.saves_refusals {
             return Err(Error::InsufficientBalance(account));
         }
-        let [account, operation, key, parameters] = request.arguments();
-        let claimed =
-            statement::CLAIM_REFUSAL.run(connected, &[account, operation, key, parameters, self.by.into()])?;
+        let claimed = statement::CLAIM_REFUSAL.run(connected, &request.claim(&policy, self.by)?)?;
         Outcome::of_claim(&claimed)
     }
 

@@ -13,6 +13,7 @@ mod error;
 mod fingerprint;
 mod message;
 mod once;
+mod policy;
 mod purge;
 #[allow(unsafe_code)]
 mod raw;

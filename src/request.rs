@@ -10,6 +10,7 @@ use pgrx::spi::{Spi, SpiClient};
 
 use crate::error::Error;
 use crate::fingerprint;
+use crate::policy::Policy;
 use crate::raw::{Jsonb, Rows, Text};
 use crate::{once, setting, statement};
 
@@ -198,10 +199,24 @@ impl Drop for InFlight {
 }
 
 impl Request<'_> {
-    /// The four values that a claim begins with.
-    pub fn arguments<'d>(&self) -> [DatumWithOid<'d>; 4] {
+    fn arguments<'d>(&self) -> [DatumWithOid<'d>; 4] {
         let [account, operation, key] = self.identity.arguments();
         [account, operation, key, self.parameters.into()]
+    }
+
+    /// The six values of a claim; the last is the statement's own. What is stored of the request is for its policy to say.
+    pub fn claim<'d>(
+        &self,
+        policy: &Policy,
+        last: impl Into<DatumWithOid<'d>>,
+    ) -> Result<[DatumWithOid<'d>; 6], Error> {
+        let [account, operation, key] = self.identity.arguments();
+        let (request, fingerprint) = if policy.stores_fingerprint {
+            (Jsonb::from_serialize(&())?, Some(fingerprint::of(self.parameters)?))
+        } else {
+            (self.parameters, None)
+        };
+        Ok([account, operation, key, request.into(), fingerprint.into(), last.into()])
     }
 
     /// The stored response, if the key is known, was not cancelled, and came with the same request.
@@ -251,7 +266,7 @@ impl Outcome {
     /// When the record may be purged; `None` while no retention is declared for the operation.
     pub fn expires_at(&self, operation: &str) -> Result<Option<TimestampWithTimeZone>, Error> {
         Spi::connect(|connected| {
-            statement::FIND_EXPIRY.run(connected, &[operation.into(), self.executed_at.into()])?.first(1)
+            statement::FIND_EXPIRY.run_as_owner(connected, &[operation.into(), self.executed_at.into()])?.first(1)
         })
     }
 }

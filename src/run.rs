@@ -3,6 +3,7 @@
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
+use crate::policy::Policy;
 use crate::raw::{Jsonb, Plan, Planning, Procedure, Text};
 use crate::request::{self, InFlight, Operation, Outcome, Request};
 use crate::{balance, statement};
@@ -77,8 +78,8 @@ impl Operation for Handler {
             let _in_flight = InFlight::begin(request.identity);
             self.call(connected, account)?
         };
-        let [account, operation, key, parameters] = request.arguments();
-        let saved = statement::SAVE_RESPONSE.run(connected, &[account, operation, key, parameters, response.into()])?;
+        let policy = Policy::of(connected, request.identity.operation)?;
+        let saved = statement::SAVE_RESPONSE.run(connected, &request.claim(&policy, response)?)?;
         // Without a row, somebody inserted the record without the lock: what the handler did must not stay.
         Outcome::of_claim(&saved)?.ok_or(Error::RecordedMeanwhile).map(Some)
     }

@@ -14,7 +14,7 @@ use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
-use crate::raw::{Plan, Planning, Rows, Text, catalog_generation};
+use crate::raw::{AsRole, Plan, Planning, Rows, Text, catalog_generation};
 
 /// One SQL text with the types of its parameters.
 pub struct Statement {
@@ -72,14 +72,12 @@ pub static FIND_DIFFERENCE: Statement = Statement {
               AND pg_catalog.jsonb_typeof(saved.request) OPERATOR(pg_catalog.=) 'object'
               AND pg_catalog.jsonb_typeof($4) OPERATOR(pg_catalog.=) 'object'",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID],
-    text_0_1: Some(
-        "SELECT 'amount'
-            WHERE $1 IS NOT NULL AND $2 IS NOT NULL AND $3 IS NOT NULL AND $4 IS NOT NULL",
-    ),
+    text_0_1: Some("SELECT 'amount'"),
     planning: Planning::ByIndex,
 };
 
-/// $1 to $4 as in [`FIND`], $5 what is added to the balance: locks the account where its balance allows it and takes the
+/// $1 account, $2 operation, $3 key, $4 request as it is stored, $5 its fingerprint if that is stored instead, $6 what is
+/// added to the balance: locks the account where its balance allows it and takes the
 /// key with the final response; no row if the balance does not suffice, the account does not exist, or the key is taken.
 ///
 /// The account is locked before the key, since the foreign key's lock on a row that somebody then updates would make a
@@ -87,37 +85,33 @@ pub static FIND_DIFFERENCE: Statement = Statement {
 pub static CLAIM: Statement = Statement {
     text: "INSERT INTO @extschema@.request_result
                   (account_id, operation, request_key, request, request_fingerprint, response)
-           SELECT account.account_id, $2, $3,
-                  CASE WHEN kept.fingerprint THEN 'null' ELSE $4 END,
-                  CASE WHEN kept.fingerprint THEN @extschema@.request_fingerprint($4) END,
-                  pg_catalog.jsonb_build_object('balance', account.balance OPERATOR(pg_catalog.+) $5)
+           SELECT account.account_id, $2, $3, $4, $5,
+                  pg_catalog.jsonb_build_object('balance', account.balance OPERATOR(pg_catalog.+) $6)
              FROM @extschema@.account
-             LEFT JOIN LATERAL (SELECT stored_request OPERATOR(pg_catalog.=) 'fingerprint' AS fingerprint
-                                  FROM @extschema@.operation_policy
-                                 WHERE operation_policy.operation OPERATOR(pg_catalog.=) $2) AS kept ON true
             WHERE account.account_id OPERATOR(pg_catalog.=) $1
-              AND account.balance OPERATOR(pg_catalog.+) $5 OPERATOR(pg_catalog.>=) 0
-              FOR NO KEY UPDATE OF account
+              AND account.balance OPERATOR(pg_catalog.+) $6 OPERATOR(pg_catalog.>=) 0
+              FOR NO KEY UPDATE
            ON CONFLICT (account_id, operation, request_key) DO NOTHING
            RETURNING response, created_at,
                      account_id OPERATOR(pg_catalog.=) $1
                      AND operation OPERATOR(pg_catalog.=) $2
                      AND request_key OPERATOR(pg_catalog.=) $3
-                     AND (request_fingerprint IS NOT NULL OR request OPERATOR(pg_catalog.=) $4)",
+                     AND request OPERATOR(pg_catalog.=) $4",
     parameters: &[
         PgBuiltInOids::INT8OID,
         PgBuiltInOids::TEXTOID,
         PgBuiltInOids::TEXTOID,
         PgBuiltInOids::JSONBOID,
+        PgBuiltInOids::BYTEAOID,
         PgBuiltInOids::INT8OID,
     ],
     text_0_1: Some(
         "INSERT INTO @extschema@.request_result (account_id, operation, request_key, request, response)
            SELECT account.account_id, $2, $3, $4,
-                  pg_catalog.jsonb_build_object('balance', account.balance OPERATOR(pg_catalog.+) $5)
+                  pg_catalog.jsonb_build_object('balance', account.balance OPERATOR(pg_catalog.+) $6)
              FROM @extschema@.account
             WHERE account.account_id OPERATOR(pg_catalog.=) $1
-              AND account.balance OPERATOR(pg_catalog.+) $5 OPERATOR(pg_catalog.>=) 0
+              AND account.balance OPERATOR(pg_catalog.+) $6 OPERATOR(pg_catalog.>=) 0
               FOR NO KEY UPDATE
            ON CONFLICT (account_id, operation, request_key) DO NOTHING
            RETURNING response, created_at,
@@ -129,61 +123,51 @@ pub static CLAIM: Statement = Statement {
     planning: Planning::ByIndex,
 };
 
-/// $1 to $5 as in [`CLAIM`]: takes the key with a refusal as the response, where the balance does not suffice.
+/// $1 to $6 as in [`CLAIM`]: takes the key with a refusal as the response, where the balance does not suffice.
 pub static CLAIM_REFUSAL: Statement = Statement {
     text: "INSERT INTO @extschema@.request_result
                   (account_id, operation, request_key, request, request_fingerprint, response)
-           SELECT account.account_id, $2, $3,
-                  CASE WHEN kept.fingerprint THEN 'null' ELSE $4 END,
-                  CASE WHEN kept.fingerprint THEN @extschema@.request_fingerprint($4) END,
+           SELECT account.account_id, $2, $3, $4, $5,
                   pg_catalog.jsonb_build_object('refused', 'insufficient balance', 'balance', account.balance)
              FROM @extschema@.account
-             LEFT JOIN LATERAL (SELECT stored_request OPERATOR(pg_catalog.=) 'fingerprint' AS fingerprint
-                                  FROM @extschema@.operation_policy
-                                 WHERE operation_policy.operation OPERATOR(pg_catalog.=) $2) AS kept ON true
             WHERE account.account_id OPERATOR(pg_catalog.=) $1
-              AND account.balance OPERATOR(pg_catalog.+) $5 OPERATOR(pg_catalog.<) 0
-              FOR NO KEY UPDATE OF account
+              AND account.balance OPERATOR(pg_catalog.+) $6 OPERATOR(pg_catalog.<) 0
+              FOR NO KEY UPDATE
            ON CONFLICT (account_id, operation, request_key) DO NOTHING
            RETURNING response, created_at,
                      account_id OPERATOR(pg_catalog.=) $1
                      AND operation OPERATOR(pg_catalog.=) $2
                      AND request_key OPERATOR(pg_catalog.=) $3
-                     AND (request_fingerprint IS NOT NULL OR request OPERATOR(pg_catalog.=) $4)",
+                     AND request OPERATOR(pg_catalog.=) $4",
     parameters: &[
         PgBuiltInOids::INT8OID,
         PgBuiltInOids::TEXTOID,
         PgBuiltInOids::TEXTOID,
         PgBuiltInOids::JSONBOID,
+        PgBuiltInOids::BYTEAOID,
         PgBuiltInOids::INT8OID,
     ],
     text_0_1: None,
     planning: Planning::ByIndex,
 };
 
-/// $1 to $4 as in [`FIND`], $5 the response of a handler that ran while the account was locked.
+/// $1 to $5 as in [`CLAIM`], $6 the response of a handler that ran while the account was locked.
 pub static SAVE_RESPONSE: Statement = Statement {
     text: "INSERT INTO @extschema@.request_result
                   (account_id, operation, request_key, request, request_fingerprint, response)
-           SELECT $1, $2, $3,
-                  CASE WHEN kept.fingerprint THEN 'null' ELSE $4 END,
-                  CASE WHEN kept.fingerprint THEN @extschema@.request_fingerprint($4) END,
-                  $5
-             FROM (SELECT 1) AS one
-             LEFT JOIN LATERAL (SELECT stored_request OPERATOR(pg_catalog.=) 'fingerprint' AS fingerprint
-                                  FROM @extschema@.operation_policy
-                                 WHERE operation_policy.operation OPERATOR(pg_catalog.=) $2) AS kept ON true
+           VALUES ($1, $2, $3, $4, $5, $6)
            ON CONFLICT (account_id, operation, request_key) DO NOTHING
            RETURNING response, created_at,
                      account_id OPERATOR(pg_catalog.=) $1
                      AND operation OPERATOR(pg_catalog.=) $2
                      AND request_key OPERATOR(pg_catalog.=) $3
-                     AND (request_fingerprint IS NOT NULL OR request OPERATOR(pg_catalog.=) $4)",
+                     AND request OPERATOR(pg_catalog.=) $4",
     parameters: &[
         PgBuiltInOids::INT8OID,
         PgBuiltInOids::TEXTOID,
         PgBuiltInOids::TEXTOID,
         PgBuiltInOids::JSONBOID,
+        PgBuiltInOids::BYTEAOID,
         PgBuiltInOids::JSONBOID,
     ],
     text_0_1: None,
@@ -250,11 +234,13 @@ pub static FIND_BALANCE: Statement = Statement {
     planning: Planning::ByIndex,
 };
 
-/// $1 operation: its declared treatment of refusals.
-pub static FIND_REFUSALS: Statement = Statement {
-    text: "SELECT refusals FROM @extschema@.operation_policy WHERE operation OPERATOR(pg_catalog.=) $1",
+/// $1 operation: whether its refusals are saved, and whether its requests are stored as fingerprints.
+pub static FIND_POLICY: Statement = Statement {
+    text: "SELECT refusals OPERATOR(pg_catalog.=) 'save', stored_request OPERATOR(pg_catalog.=) 'fingerprint'
+             FROM @extschema@.operation_policy
+            WHERE operation OPERATOR(pg_catalog.=) $1",
     parameters: &[PgBuiltInOids::TEXTOID],
-    text_0_1: Some("SELECT 'raise' WHERE $1 IS NOT NULL"),
+    text_0_1: Some("SELECT false, false"),
     planning: Planning::ByIndex,
 };
 
@@ -459,7 +445,7 @@ pub static DELETE_EXPIRED_KEYS: Statement = Statement {
     planning: Planning::ForArguments,
 };
 
-const FIND_SCHEMA: &str = "SELECT e.oid, pg_catalog.quote_ident(n.nspname), e.extversion
+const FIND_SCHEMA: &str = "SELECT e.oid, pg_catalog.quote_ident(n.nspname), e.extversion, e.extowner
      FROM pg_catalog.pg_extension AS e
      JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) e.extnamespace
     WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency_record'";
@@ -468,6 +454,7 @@ const FIND_SCHEMA: &str = "SELECT e.oid, pg_catalog.quote_ident(n.nspname), e.ex
 struct Plans {
     generation: u64,
     extension: pg_sys::Oid,
+    owner: pg_sys::Oid,
     version: Vec<u8>,
     /// Quoted, in the database's encoding.
     schema: Rc<[u8]>,
@@ -488,6 +475,17 @@ impl Statement {
     ) -> Result<Rows<'conn>, Error> {
         // No borrow is held while the plan runs: a trigger may call us again.
         self.plan(connected)?.run(connected, arguments)
+    }
+
+    /// As [`Self::run`], with the rights of the extension's owner: for a read that no caller needs a privilege for.
+    pub fn run_as_owner<'conn>(
+        &'static self,
+        connected: &SpiClient<'conn>,
+        arguments: &[DatumWithOid<'_>],
+    ) -> Result<Rows<'conn>, Error> {
+        let plan = self.plan(connected)?;
+        let _as_owner = with_plans(|plans| plans.owner).map(AsRole::begin);
+        plan.run(connected, arguments)
     }
 
     fn plan(&'static self, connected: &SpiClient<'_>) -> Result<Rc<Plan>, Error> {
@@ -520,8 +518,8 @@ fn schema(connected: &SpiClient<'_>) -> Result<Rc<[u8]>, Error> {
         return Ok(schema);
     }
     let found = Plan::prepare(connected, FIND_SCHEMA.into(), &[], Planning::ForArguments)?.run(connected, &[])?;
-    let (Some(extension), Some(schema), Some(version)) =
-        (found.first::<pg_sys::Oid>(1)?, found.first::<Text>(2)?, found.first::<Text>(3)?)
+    let (Some(extension), Some(schema), Some(version), Some(owner)) =
+        (found.first(1)?, found.first::<Text>(2)?, found.first::<Text>(3)?, found.first(4)?)
     else {
         return Err(Error::NotInstalled);
     };
@@ -531,9 +529,17 @@ fn schema(connected: &SpiClient<'_>) -> Result<Rc<[u8]>, Error> {
         match plans.as_mut() {
             Some(same) if same.extension == extension && same.schema == schema && same.version == version => {
                 same.generation = generation;
+                same.owner = owner;
                 None
             }
-            _ => plans.replace(Plans { generation, extension, version, schema: Rc::clone(&schema), saved: Vec::new() }),
+            _ => plans.replace(Plans {
+                generation,
+                extension,
+                owner,
+                version,
+                schema: Rc::clone(&schema),
+                saved: Vec::new(),
+            }),
         }
     });
     drop(outdated);
@@ -545,7 +551,7 @@ mod tests {
     const SOURCE: &str = include_str!("statement.rs");
     const VERBS: [&str; 5] = ["SELECT", "INSERT", "UPDATE", "DELETE", "WITH"];
     /// What may precede a parenthesis without being a function.
-    const KEYWORDS: [&str; 23] = [
+    const KEYWORDS: [&str; 22] = [
         "accepted",
         "accepted_version",
         "and",
@@ -559,7 +565,6 @@ mod tests {
         "exists",
         "from",
         "given",
-        "lateral",
         "on",
         "operator",
         "or",
@@ -574,8 +579,8 @@ mod tests {
     const ASSIGNMENTS: [&str; 3] =
         ["balance = balance", "version = excluded.version", "accepted_at = excluded.accepted_at"];
     /// What may follow FROM, JOIN, INTO or UPDATE: qualified names, derived tables, WITH queries, clauses.
-    const RELATIONS: [&str; 11] =
-        ["LATERAL", "SET", "OF", "@extschema@.", "pg_catalog.", "(", "ROWS", "SKIP", "ON", "given", "accepted"];
+    const RELATIONS: [&str; 10] =
+        ["SET", "OF", "@extschema@.", "pg_catalog.", "(", "ROWS", "SKIP", "ON", "given", "accepted"];
 
     /// The SQL texts of this file with literals blanked and qualified operators taken out.
     fn texts() -> Vec<String> {
