@@ -177,7 +177,8 @@ SELECT code, message FROM refusal($$SELECT debit_once(1, 'own fee', 10)$$);
 TABLE books;
 DROP TRIGGER t ON request_result;
 
--- A key that comes and goes under every look ends, after some looks, in 40001 of ours, and nothing is left.
+-- A key that comes and goes under every look is a trigger's doing, since the account is locked: refused for good, and
+-- nothing is left.
 CREATE FUNCTION take() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF pg_trigger_depth() = 1 THEN
