@@ -442,7 +442,7 @@ pub static DELETE_EXPIRED_KEYS: Statement = Statement {
                      FOR UPDATE SKIP LOCKED))",
     parameters: &[PgBuiltInOids::TIMESTAMPTZOID],
     text_0_1: None,
-    planning: Planning::ForArguments,
+    planning: Planning::ByIndex,
 };
 
 const FIND_SCHEMA: &str = "SELECT e.oid, pg_catalog.quote_ident(n.nspname), e.extversion, e.extowner

@@ -71,7 +71,7 @@ SELECT table_oid::regclass AS dumped, condition
 SELECT objid::regclass AS "not dumped" FROM owned
  WHERE classid = 'pg_class'::regclass AND objid IN (SELECT oid FROM pg_class WHERE relkind = 'r')
    AND objid <> ALL (SELECT unnest(extconfig) FROM pg_extension WHERE extname = 'idempotency_record');
-SELECT superuser, trusted, relocatable, schema, requires FROM pg_available_extension_versions WHERE name = 'idempotency_record';
+SELECT superuser, trusted, relocatable, schema, requires FROM pg_available_extension_versions WHERE name = 'idempotency_record' AND installed;
 
 -- It needs nothing but what every database has.
 SELECT pg_describe_object(refclassid, refobjid, refobjsubid) AS needs FROM pg_depend
