@@ -8,10 +8,12 @@ CREATE FUNCTION handler(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS $$SELECT js
 CREATE FUNCTION m(n integer) RETURNS uuid IMMUTABLE LANGUAGE sql AS $$SELECT lpad(n::text, 32, '0')::uuid$$;
 INSERT INTO account VALUES (1, 1000), (2, 1000);
 
--- PUBLIC may execute one function, which reads and writes nothing, and none of the tables is its.
+-- PUBLIC may execute no function, and none of the tables is its.
 SELECT p.oid::regprocedure AS public_executes
   FROM pg_depend JOIN pg_extension AS e ON refclassid = 'pg_extension'::regclass AND refobjid = e.oid JOIN pg_proc AS p ON classid = 'pg_proc'::regclass AND objid = p.oid
  WHERE deptype = 'e' AND extname = 'idempotency_record' AND has_function_privilege('regress_ir_grants', p.oid, 'EXECUTE');
+SELECT count(*) > 13 AS functions FROM pg_depend JOIN pg_extension AS e ON refclassid = 'pg_extension'::regclass AND refobjid = e.oid
+ WHERE deptype = 'e' AND extname = 'idempotency_record' AND classid = 'pg_proc'::regclass;
 SELECT t AS public_has FROM pg_extension, unnest(extconfig::regclass[]) AS t
  WHERE extname = 'idempotency_record' AND has_table_privilege('regress_ir_grants', t, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER');
 SELECT cardinality(extconfig) AS tables FROM pg_extension WHERE extname = 'idempotency_record';
@@ -38,17 +40,17 @@ SELECT outcome('1', '{}') AS works, outcome($$debit_once(1, 'k', 1)$$, '{}') AS 
 -- The privileges that docs/reference.md names suffice, and without any one of them the call is 42501.
 CREATE TABLE needs (id int GENERATED ALWAYS AS IDENTITY, what text, call text, grants text[]);
 INSERT INTO needs (what, call, grants)
-SELECT what, call, ('EXECUTE ON FUNCTION ' || function) || (ARRAY['SELECT ON account', 'UPDATE ON account', 'SELECT ON request_result', 'INSERT ON request_result'] || policy)
-  FROM (VALUES ('debit', $$debit_once(1, 'new', 1)$$, 'debit_once', '{SELECT ON operation_policy}'::text[]),
-               ('debit, outcome', $$count(*) FROM debit_once_outcome(1, 'new', 1)$$, 'debit_once_outcome', '{SELECT ON operation_policy}'),
-               ('credit', $$credit_once(1, 'new', 1)$$, 'credit_once', '{SELECT ON operation_policy}'),
-               ('credit, outcome', $$count(*) FROM credit_once_outcome(1, 'new', 1)$$, 'credit_once_outcome', '{SELECT ON operation_policy}'),
-               ('run', $$run_once(1, 'run:v1', 'new', '{}', 'handler(bigint, jsonb)')$$, 'run_once', '{SELECT ON operation_policy}'),
-               ('run, outcome', $$count(*) FROM run_once_outcome(1, 'run:v1', 'new', '{}', 'handler(bigint, jsonb)')$$, 'run_once_outcome', '{SELECT ON operation_policy}'),
-               -- A cancellation keeps no request, so that it has no policy to ask for.
-               ('cancel', $$cancel_request(1, 'run:v1', 'new')$$, 'cancel_request', '{}')) AS given (what, call, function, policy);
+SELECT what, call, ('EXECUTE ON FUNCTION ' || function) || ARRAY['SELECT ON account', 'UPDATE ON account', 'SELECT ON request_result', 'INSERT ON request_result']
+  FROM (VALUES ('debit', $$debit_once(1, 'new', 1)$$, 'debit_once'),
+               ('debit, outcome', $$count(*) FROM debit_once_outcome(1, 'new', 1)$$, 'debit_once_outcome'),
+               ('credit', $$credit_once(1, 'new', 1)$$, 'credit_once'),
+               ('credit, outcome', $$count(*) FROM credit_once_outcome(1, 'new', 1)$$, 'credit_once_outcome'),
+               ('run', $$run_once(1, 'run:v1', 'new', '{}', 'handler(bigint, jsonb)')$$, 'run_once'),
+               ('run, outcome', $$count(*) FROM run_once_outcome(1, 'run:v1', 'new', '{}', 'handler(bigint, jsonb)')$$, 'run_once_outcome'),
+               ('cancel', $$cancel_request(1, 'run:v1', 'new')$$, 'cancel_request')) AS given (what, call, function);
 INSERT INTO needs (what, call, grants)
 SELECT what, call, ('EXECUTE ON FUNCTION ' || function) || ARRAY['SELECT ON account', 'UPDATE ON account', 'SELECT ON processed_message', 'INSERT ON processed_message']
+       || CASE function WHEN 'accept_messages' THEN ARRAY['EXECUTE ON FUNCTION request_fingerprint'] END
   FROM (VALUES ('accept', $$accept_message('s', m(1), 1)$$, 'accept_message'),
                ('accept with payload', $$accept_message('s', m(1), 1, '{}')$$, 'accept_message'),
                ('apply', $$apply_message_once('s', m(1), 1, 1)$$, 'apply_message_once'),
@@ -58,6 +60,7 @@ SELECT what, call, ('EXECUTE ON FUNCTION ' || function) || ARRAY['SELECT ON acco
 INSERT INTO needs (what, call, grants) VALUES
     ('version', $$accept_version('s', 'e', 1)$$, '{EXECUTE ON FUNCTION accept_version, SELECT ON accepted_version, INSERT ON accepted_version, UPDATE ON accepted_version}'),
     ('purge', $$purge_expired_keys('1 day')$$, '{EXECUTE ON FUNCTION purge_expired_keys, SELECT ON request_result, UPDATE ON request_result, DELETE ON request_result}'),
+    ('fingerprint', $$request_fingerprint('{}')$$, '{EXECUTE ON FUNCTION request_fingerprint}'),
     ('find', $$count(*) FROM find_request(1, 'debit:v1', 'new')$$, '{EXECUTE ON FUNCTION find_request, SELECT ON request_result}');
 CREATE VIEW needed AS
     SELECT id, what, outcome(call, grants) AS with_all, count(*) AS privileges,
@@ -65,14 +68,32 @@ CREATE VIEW needed AS
       FROM needs, unnest(grants) AS missing, LATERAL outcome(call, array_remove(grants, missing)) AS without
      GROUP BY id, what, call, grants ORDER BY id;
 TABLE needed;
--- The same where the request is stored as a fingerprint, and where a refusal is saved.
+-- The same where the request is stored as a fingerprint, and where a refusal is saved: a caller is subject to a policy that it
+-- may not see.
 INSERT INTO operation_policy (operation, stored_request, refusals) SELECT unnest(ARRAY['debit:v1', 'credit:v1', 'run:v1']), 'fingerprint', 'save';
 SELECT * FROM needed WHERE what IN ('debit', 'credit', 'run', 'run, outcome');
 UPDATE needs SET call = $$debit_once(1, 'new', 5000)$$ WHERE what = 'debit';
 SELECT * FROM needed WHERE what = 'debit';
+UPDATE operation_policy SET retention = '1 hour';
+GRANT EXECUTE ON FUNCTION run_once_outcome, debit_once TO regress_ir_grants;
+GRANT SELECT, UPDATE ON account TO regress_ir_grants;
+GRANT SELECT, INSERT ON request_result TO regress_ir_grants;
+SET ROLE regress_ir_grants;
+TABLE operation_policy;
+SELECT response, replayed, expires_at - executed_at AS retention FROM run_once_outcome(1, 'run:v1', 'as told', '{"secret": 1}', 'handler(bigint, jsonb)');
+SELECT debit_once(1, 'as told', 5000);
+-- No rights are left behind by that, also not after an error.
+TABLE operation_policy;
+SELECT debit_once(1, 'as told', 5001);
+TABLE operation_policy;
+SELECT current_user;
+RESET ROLE;
+SELECT request_key, request, request_fingerprint IS NOT NULL AS digest FROM request_result ORDER BY operation;
+DROP OWNED BY regress_ir_grants;
+DELETE FROM request_result;
 DELETE FROM operation_policy;
 
--- A repeat reads, and needs no more than that; an outcome also asks for the retention.
+-- A repeat reads, and needs no more than that.
 SELECT debit_once(1, 'old', 1), credit_once(1, 'old', 1), run_once(1, 'run:v1', 'old', '{}', 'handler(bigint, jsonb)');
 SELECT cancel_request(1, 'run:v1', 'cancelled') IS NULL AS never_ran;
 SELECT accept_message('s', m(8), 1, '{}'), apply_message_once('s', m(9), 1, 1), accept_version('s', 'old', 5);
@@ -81,9 +102,9 @@ INSERT INTO needs (what, call, grants) VALUES
     ('debit', $$debit_once(1, 'old', 1)$$, '{EXECUTE ON FUNCTION debit_once, SELECT ON request_result}'),
     ('credit', $$credit_once(1, 'old', 1)$$, '{EXECUTE ON FUNCTION credit_once, SELECT ON request_result}'),
     ('run', $$run_once(1, 'run:v1', 'old', '{}', 'handler(bigint, jsonb)')$$, '{EXECUTE ON FUNCTION run_once, SELECT ON request_result}'),
-    ('debit, outcome', $$count(*) FROM debit_once_outcome(1, 'old', 1)$$, '{EXECUTE ON FUNCTION debit_once_outcome, SELECT ON request_result, SELECT ON operation_policy}'),
-    ('credit, outcome', $$count(*) FROM credit_once_outcome(1, 'old', 1)$$, '{EXECUTE ON FUNCTION credit_once_outcome, SELECT ON request_result, SELECT ON operation_policy}'),
-    ('run, outcome', $$count(*) FROM run_once_outcome(1, 'run:v1', 'old', '{}', 'handler(bigint, jsonb)')$$, '{EXECUTE ON FUNCTION run_once_outcome, SELECT ON request_result, SELECT ON operation_policy}'),
+    ('debit, outcome', $$count(*) FROM debit_once_outcome(1, 'old', 1)$$, '{EXECUTE ON FUNCTION debit_once_outcome, SELECT ON request_result}'),
+    ('credit, outcome', $$count(*) FROM credit_once_outcome(1, 'old', 1)$$, '{EXECUTE ON FUNCTION credit_once_outcome, SELECT ON request_result}'),
+    ('run, outcome', $$count(*) FROM run_once_outcome(1, 'run:v1', 'old', '{}', 'handler(bigint, jsonb)')$$, '{EXECUTE ON FUNCTION run_once_outcome, SELECT ON request_result}'),
     ('cancel what ran', $$cancel_request(1, 'debit:v1', 'old')$$, '{EXECUTE ON FUNCTION cancel_request, SELECT ON request_result}'),
     ('cancel again', $$cancel_request(1, 'run:v1', 'cancelled')$$, '{EXECUTE ON FUNCTION cancel_request, SELECT ON request_result}'),
     ('accept', $$accept_message('s', m(8), 1, '{}')$$, '{EXECUTE ON FUNCTION accept_message, SELECT ON processed_message}'),
@@ -93,8 +114,6 @@ TABLE needed;
 -- A mismatch tells no more than the caller may read.
 SELECT outcome($$debit_once(1, 'old', 2)$$, '{EXECUTE ON FUNCTION debit_once, SELECT ON request_result}') AS with_select,
        outcome($$debit_once(1, 'old', 2)$$, '{EXECUTE ON FUNCTION debit_once}') AS without;
--- The digest alone needs nothing.
-SELECT outcome($$request_fingerprint('{}')$$, '{}');
 -- Nothing was left by all of that.
 SELECT string_agg(account_id || ':' || balance, ' ' ORDER BY account_id) AS balances, (SELECT count(*) FROM request_result) AS records,
        (SELECT count(*) FROM processed_message) AS messages, (SELECT count(*) FROM accepted_version) AS versions FROM account;

@@ -93,7 +93,7 @@ CREATE FUNCTION swapped(jsonb, bigint) RETURNS jsonb LANGUAGE sql AS 'INSERT INT
 CREATE FUNCTION narrow(integer, jsonb) RETURNS jsonb LANGUAGE sql AS 'INSERT INTO run (what) VALUES (''narrow'') RETURNING to_jsonb(id)';
 CREATE FUNCTION plain(bigint, json) RETURNS jsonb LANGUAGE sql AS 'INSERT INTO run (what) VALUES (''plain'') RETURNING to_jsonb(id)';
 CREATE FUNCTION three(bigint, jsonb, integer DEFAULT 1) RETURNS jsonb LANGUAGE sql AS 'INSERT INTO run (what) VALUES (''three'') RETURNING to_jsonb(id)';
-CREATE FUNCTION json(bigint, jsonb) RETURNS json LANGUAGE plpgsql AS 'BEGIN INSERT INTO run (what) VALUES (''json''); RETURN ''1''; END';
+CREATE FUNCTION as_json(bigint, jsonb) RETURNS json LANGUAGE plpgsql AS 'BEGIN INSERT INTO run (what) VALUES (''as_json''); RETURN ''1''; END';
 CREATE FUNCTION nothing(bigint, jsonb) RETURNS void LANGUAGE sql AS 'INSERT INTO run (what) VALUES (''nothing'')';
 CREATE FUNCTION many(bigint, jsonb) RETURNS SETOF jsonb LANGUAGE sql AS 'INSERT INTO run (what) VALUES (''many'') RETURNING to_jsonb(id)';
 CREATE FUNCTION any_of(bigint, VARIADIC jsonb[]) RETURNS jsonb LANGUAGE sql AS 'INSERT INTO run (what) VALUES (''any_of'') RETURNING to_jsonb(id)';
@@ -102,7 +102,7 @@ CREATE FUNCTION step(jsonb, bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'INSERT
 CREATE AGGREGATE gathered(bigint, jsonb) (SFUNC = step, STYPE = jsonb);
 SELECT handler, fresh.code, fresh.message, replay.code AS replay
   FROM unnest(ARRAY['one(bigint)', 'swapped(jsonb, bigint)', 'narrow(integer, jsonb)', 'plain(bigint, json)', 'three(bigint, jsonb, integer)',
-                    'json(bigint, jsonb)', 'nothing(bigint, jsonb)', 'many(bigint, jsonb)', 'any_of(bigint, jsonb[])', 'proc(bigint, jsonb)',
+                    'as_json(bigint, jsonb)', 'nothing(bigint, jsonb)', 'many(bigint, jsonb)', 'any_of(bigint, jsonb[])', 'proc(bigint, jsonb)',
                     'gathered(bigint, jsonb)', '0', '4294967295']) WITH ORDINALITY AS given (handler, ordinal),
        refusal(format($$SELECT run_once(1, 'pay:v1', 'signature', '{}', %L)$$, handler)) AS fresh,
        refusal(format($$SELECT run_once(1, 'pay:v1', 'k', '{"amount": 100, "to": "x"}', %L)$$, handler)) AS replay
@@ -278,7 +278,6 @@ CREATE ROLE regress_ir_run_owner;
 GRANT EXECUTE ON FUNCTION run_once(bigint, text, text, jsonb, regprocedure) TO regress_ir_run_caller;
 GRANT SELECT, UPDATE ON account TO regress_ir_run_caller;
 GRANT SELECT, INSERT ON request_result TO regress_ir_run_caller;
-GRANT SELECT ON operation_policy TO regress_ir_run_caller;
 CREATE SCHEMA closed;
 CREATE TABLE closed.secret (note text);
 CREATE FUNCTION who(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS $$SELECT jsonb_build_array(current_user, session_user)$$;
