@@ -2,12 +2,19 @@
 
 ALTER TABLE request_result ADD COLUMN request_fingerprint bytea;
 ALTER TABLE request_result ADD COLUMN cancelled boolean NOT NULL DEFAULT false;
+ALTER TABLE request_result ADD CONSTRAINT request_result_cancelled_check CHECK (NOT cancelled OR (request = 'null' AND response = 'null'));
 COMMENT ON TABLE request_result IS
     'One idempotency record for each executed request: the key, the request and the response, stored in the same transaction as the effect. Written by debit_once, credit_once, run_once and cancel_request, deleted by purge_expired_keys; a row that is deleted by hand makes its key executable again.';
 COMMENT ON COLUMN request_result.request_fingerprint IS
     'The digest of the request where the operation''s policy keeps no more than that, and request is null; else NULL.';
 COMMENT ON COLUMN request_result.cancelled IS
     'Whether cancel_request took the key before the request ran. It never will; request and response are null.';
+COMMENT ON CONSTRAINT request_result_cancelled_check ON request_result IS
+    'A cancelled request has no response that it could hide.';
+
+ALTER TABLE processed_message ADD COLUMN delta bigint;
+COMMENT ON COLUMN processed_message.delta IS
+    'What apply_message_once added to the balance, in integer units; NULL where the caller made the effect.';
 
 CREATE TABLE accepted_version (
     subscriber  text COLLATE "C" NOT NULL,
@@ -38,6 +45,8 @@ CREATE TABLE operation_policy (
     stored_request text NOT NULL DEFAULT 'full',
     retention      interval,
     CONSTRAINT operation_policy_pkey PRIMARY KEY (operation),
+    CONSTRAINT operation_policy_operation_check
+        CHECK (operation ~ '^[A-Za-z0-9_.-]+:v[1-9][0-9]*$' AND octet_length(operation) <= 63),
     CONSTRAINT operation_policy_refusals_check CHECK (refusals IN ('raise', 'save')),
     CONSTRAINT operation_policy_stored_request_check CHECK (stored_request IN ('full', 'fingerprint')),
     CONSTRAINT operation_policy_retention_check CHECK (retention > interval '0')
@@ -55,6 +64,8 @@ COMMENT ON COLUMN operation_policy.retention IS
     'How long a record of the operation is a repeat''s answer; NULL where none is declared.';
 COMMENT ON CONSTRAINT operation_policy_pkey ON operation_policy IS
     'One policy an operation.';
+COMMENT ON CONSTRAINT operation_policy_operation_check ON operation_policy IS
+    'A policy under any other name would have no effect.';
 COMMENT ON CONSTRAINT operation_policy_refusals_check ON operation_policy IS
     'raise or save.';
 COMMENT ON CONSTRAINT operation_policy_stored_request_check ON operation_policy IS

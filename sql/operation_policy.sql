@@ -4,6 +4,8 @@ CREATE TABLE operation_policy (
     stored_request text NOT NULL DEFAULT 'full',
     retention      interval,
     CONSTRAINT operation_policy_pkey PRIMARY KEY (operation),
+    CONSTRAINT operation_policy_operation_check
+        CHECK (operation ~ '^[A-Za-z0-9_.-]+:v[1-9][0-9]*$' AND octet_length(operation) <= 63),
     CONSTRAINT operation_policy_refusals_check CHECK (refusals IN ('raise', 'save')),
     CONSTRAINT operation_policy_stored_request_check CHECK (stored_request IN ('full', 'fingerprint')),
     CONSTRAINT operation_policy_retention_check CHECK (retention > interval '0')
@@ -21,6 +23,8 @@ COMMENT ON COLUMN operation_policy.retention IS
     'How long a record of the operation is a repeat''s answer; NULL where none is declared.';
 COMMENT ON CONSTRAINT operation_policy_pkey ON operation_policy IS
     'One policy an operation.';
+COMMENT ON CONSTRAINT operation_policy_operation_check ON operation_policy IS
+    'A policy under any other name would have no effect.';
 COMMENT ON CONSTRAINT operation_policy_refusals_check ON operation_policy IS
     'raise or save.';
 COMMENT ON CONSTRAINT operation_policy_stored_request_check ON operation_policy IS

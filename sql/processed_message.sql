@@ -4,6 +4,7 @@ CREATE TABLE processed_message (
     account_id          bigint NOT NULL,
     payload_fingerprint bytea,
     created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    delta               bigint,
     CONSTRAINT processed_message_pkey PRIMARY KEY (subscriber, message_id),
     CONSTRAINT processed_message_account_id_fkey FOREIGN KEY (account_id) REFERENCES account
 );
@@ -22,6 +23,8 @@ COMMENT ON COLUMN processed_message.payload_fingerprint IS
     'A digest of the payload, to recognize a message id that returns with another payload; NULL where none was recorded.';
 COMMENT ON COLUMN processed_message.created_at IS
     'When the message was applied, by the database''s clock; retention counts from here.';
+COMMENT ON COLUMN processed_message.delta IS
+    'What apply_message_once added to the balance, in integer units; NULL where the caller made the effect.';
 COMMENT ON CONSTRAINT processed_message_pkey ON processed_message IS
     'Decides which of two deliveries is applied. Dropping it lets messages be applied twice.';
 COMMENT ON CONSTRAINT processed_message_account_id_fkey ON processed_message IS

@@ -84,8 +84,11 @@ impl Operation for Change {
     }
 
     fn refuse_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Error, Error> {
-        is_insufficient(connected, account, self.by)?;
-        Ok(Error::InsufficientBalance(account))
+        Ok(if is_insufficient(connected, account, self.by)? {
+            Error::InsufficientBalance(account)
+        } else {
+            Error::WriteSuppressed("account")
+        })
     }
 }
 

@@ -52,8 +52,8 @@ pub enum Error {
     NotInstalled,
     /// A table of the extension does not have the columns that it was created with.
     ForeignTable,
-    /// A request could not be written as JSON; no request is known that cannot.
-    Encode(serde_json::Error),
+    /// A request could not be written as JSON, or the server's JSON not be read; no value is known that leads here.
+    Json(serde_json::Error),
     /// SPI returned this code where it should have raised an error; no SQL is known that leads here.
     Spi(i32),
 }
@@ -210,8 +210,8 @@ impl Error {
                 Some("A column does not have the type that it was created with.".into()),
                 text("Restore the column's type."),
             ),
-            Self::Encode(error) => {
-                (Code::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION, format!("request not encoded: {error}"), None, None)
+            Self::Json(error) => {
+                (Code::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION, format!("JSON not understood: {error}"), None, None)
             }
             Self::Spi(error) => (Code::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION, format!("SPI failed: {error}"), None, None),
         }
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     fn all() -> Vec<Error> {
-        let encode = serde_json::from_str::<i64>("").expect_err("nothing to parse");
+        let json = serde_json::from_str::<i64>("").expect_err("nothing to parse");
         vec![
             Error::Required("account"),
             Error::KeyAndAmountRequired,
@@ -249,7 +249,7 @@ mod tests {
             Error::RetentionRequired,
             Error::NotInstalled,
             Error::ForeignTable,
-            Error::Encode(encode),
+            Error::Json(json),
             Error::Spi(-1),
         ]
     }
@@ -275,7 +275,10 @@ mod tests {
     fn texts_follow_the_style_of_postgresql() {
         for error in all() {
             let (_, message, detail, hint) = error.parts();
-            assert!(!message.starts_with(char::is_uppercase) || message.starts_with("SPI"), "{message}");
+            assert!(
+                !message.starts_with(char::is_uppercase) || message.starts_with("SPI") || message.starts_with("JSON"),
+                "{message}"
+            );
             assert!(!message.ends_with('.'), "{message}");
             for sentence in detail.iter().chain(hint.iter()) {
                 assert!(sentence.starts_with(char::is_uppercase) && sentence.ends_with('.'), "{sentence}");

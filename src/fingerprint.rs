@@ -3,15 +3,18 @@
 //! A fingerprint is one byte that names its version, and the SHA-256 of the canonical form of that version. Documented
 //! with test vectors in docs/reference.md, so that another language can compute it; a version never changes.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use serde_json::Value;
+use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
 use crate::error::Error;
 use crate::raw::Jsonb;
 
 const VERSION_1: u8 = 1;
+/// How deep arrays and objects may be nested, so that no value exhausts the stack.
+const LEVELS: usize = 127;
 
 /// The fingerprint of the current version.
 pub fn of(value: Jsonb) -> Result<Vec<u8>, Error> {
@@ -27,52 +30,51 @@ pub fn matches(saved: &[u8], value: Jsonb) -> Result<bool, Error> {
     }
 }
 
-/// A fingerprint in hexadecimal digits.
-pub fn hex(fingerprint: &[u8]) -> String {
-    fingerprint.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 fn version_1(value: Jsonb) -> Result<Vec<u8>, Error> {
-    let value = serde_json::from_slice(&value.to_utf8()).map_err(|_| Error::TooComplex)?;
-    let mut canonical = String::new();
-    write_canonical(&value, &mut canonical);
+    let json = value.to_utf8();
+    let canonical = serde_json::from_slice(&json).map_err(Error::Json).and_then(canonical)?;
     Ok(std::iter::once(VERSION_1).chain(Sha256::digest(canonical)).collect())
 }
 
-/// Writes version 1 of the canonical form: no white space, members in the order of their names' UTF-8 bytes, numbers as
+/// Version 1 of the canonical form: no white space, members in the order of their names' UTF-8 bytes, numbers as
 /// significant digits and a power of ten, in strings only `"`, `\` and control characters escaped.
-fn write_canonical(value: &Value, canonical: &mut String) {
-    match value {
-        Value::Null => canonical.push_str("null"),
-        Value::Bool(true) => canonical.push_str("true"),
-        Value::Bool(false) => canonical.push_str("false"),
-        Value::Number(number) => write_number(&number.to_string(), canonical),
-        Value::String(string) => write_string(string, canonical),
-        Value::Array(elements) => {
-            canonical.push('[');
-            for (at, element) in elements.iter().enumerate() {
-                canonical.push_str(if at > 0 { "," } else { "" });
-                write_canonical(element, canonical);
-            }
-            canonical.push(']');
-        }
-        Value::Object(members) => {
-            let mut members: Vec<_> = members.iter().collect();
-            members.sort_unstable_by(|(one, _), (other, _)| one.as_bytes().cmp(other.as_bytes()));
+fn canonical(value: &RawValue) -> Result<String, Error> {
+    let mut canonical = String::new();
+    write_canonical(value, 0, &mut canonical)?;
+    Ok(canonical)
+}
+
+/// Values are taken apart as raw text: a number keeps its digits, and no object is mistaken for one.
+fn write_canonical(value: &RawValue, depth: usize, canonical: &mut String) -> Result<(), Error> {
+    let json = value.get();
+    match json.as_bytes().first() {
+        Some(b'{' | b'[') if depth == LEVELS => return Err(Error::TooComplex),
+        Some(b'{') => {
+            // A BTreeMap of Strings is ordered by bytes.
+            let members: BTreeMap<String, &RawValue> = serde_json::from_str(json).map_err(Error::Json)?;
             canonical.push('{');
             for (at, (name, member)) in members.into_iter().enumerate() {
                 canonical.push_str(if at > 0 { "," } else { "" });
-                write_string(name, canonical);
+                write_string(&name, canonical);
                 canonical.push(':');
-                write_canonical(member, canonical);
+                write_canonical(member, depth + 1, canonical)?;
             }
             canonical.push('}');
         }
+        Some(b'[') => {
+            let elements: Vec<&RawValue> = serde_json::from_str(json).map_err(Error::Json)?;
+            canonical.push('[');
+            for (at, element) in elements.into_iter().enumerate() {
+                canonical.push_str(if at > 0 { "," } else { "" });
+                write_canonical(element, depth + 1, canonical)?;
+            }
+            canonical.push(']');
+        }
+        Some(b'"') => write_string(&serde_json::from_str::<String>(json).map_err(Error::Json)?, canonical),
+        Some(b'-' | b'0'..=b'9') => write_number(json, canonical),
+        _ => canonical.push_str(json),
     }
+    Ok(())
 }
 
 /// Writes a decimal number as its significant digits without leading and trailing zeros, `e`, and the power of ten:
@@ -117,9 +119,7 @@ mod tests {
     use super::*;
 
     fn canonical(json: &str) -> String {
-        let mut canonical = String::new();
-        write_canonical(&serde_json::from_str(json).expect("valid"), &mut canonical);
-        canonical
+        super::canonical(serde_json::from_str(json).expect("valid")).expect("not too complex")
     }
 
     #[test]
@@ -164,11 +164,22 @@ mod tests {
             "{\"a\":2,\"b\":1}",
             "true",
             "false",
+            r#"{"$serde_json::private::Number":"1"}"#,
+            r#"{"$serde_json::private::RawValue":"1"}"#,
         ];
         let mut forms: Vec<String> = values.iter().map(|value| canonical(value)).collect();
         forms.sort();
         forms.dedup();
         assert_eq!(forms.len(), values.len());
+    }
+
+    #[test]
+    fn nesting_has_a_limit() {
+        let nested = |levels| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        assert_eq!(canonical(&nested(127)), nested(127));
+        let too_deep = nested(128);
+        let too_deep = serde_json::from_str(&too_deep).expect("valid");
+        assert!(matches!(super::canonical(too_deep), Err(Error::TooComplex)));
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use pgrx::Uuid;
 use pgrx::spi::{Spi, SpiClient};
-use serde::Serialize;
 
 use crate::error::Error;
 use crate::once::{self, Once};
@@ -30,13 +29,6 @@ enum Delivery {
     Repeated,
 }
 
-/// What [`apply_message_once`] compares: the effect belongs to what the message says.
-#[derive(Serialize)]
-struct Applied {
-    delta: i64,
-    payload: Option<String>,
-}
-
 /// See [`crate::api`].
 pub fn accept_message(
     subscriber: Option<Text>,
@@ -57,9 +49,7 @@ pub fn apply_message_once(
     payload: Option<Jsonb>,
 ) -> Result<Option<i64>, Error> {
     let delta = delta.filter(|&delta| delta != 0).ok_or(Error::Required("delta other than zero"))?;
-    let payload = payload.map(fingerprint::of).transpose()?.map(|digest| fingerprint::hex(&digest));
-    let applied = Jsonb::from_serialize(&Applied { delta, payload })?;
-    match once::once(&Message::new(subscriber, id, account, Some(applied), Some(delta))?)? {
+    match once::once(&Message::new(subscriber, id, account, payload, Some(delta))?)? {
         Delivery::Applied(balance) => Ok(Some(balance)),
         Delivery::Accepted | Delivery::Repeated => Ok(None),
     }
@@ -84,11 +74,15 @@ pub fn accept_messages(
         statement::LOCK_ACCOUNTS.run(connected, &[subscriber.into(), ids.into(), accounts.into()])?;
         let arguments = [subscriber.into(), ids.into(), accounts.into(), payloads.into()];
         let accepted = statement::ACCEPT_MESSAGES.run(connected, &arguments)?.first::<Vec<Uuid>>(1)?;
-        match statement::FIND_MESSAGES_REUSED.run(connected, &arguments)?.first::<bool>(1)? {
-            None => Ok(accepted.unwrap_or_default()),
-            Some(true) => Err(Error::MessageReused("account")),
-            Some(false) => Err(Error::MessageReused("payload")),
+        let found = statement::FIND_MESSAGES_REUSED.run(connected, &arguments)?;
+        if found.is_empty() {
+            return Ok(accepted.unwrap_or_default());
         }
+        Err(match (found.first::<bool>(1)?, found.first::<bool>(2)?) {
+            (Some(true), _) => Error::MessageReused("account"),
+            (Some(false), Some(true)) => Error::MessageReused("payload"),
+            _ => Error::WriteSuppressed(TABLE),
+        })
     })
 }
 
@@ -100,11 +94,16 @@ pub fn accept_version(subscriber: Option<Text>, entity: Option<Text>, version: O
     Spi::connect(|connected| {
         let arguments = [subscriber.into(), entity.into(), version.into()];
         // A look first, since an upsert that does nothing still locks its row.
-        if statement::FIND_NEWER_VERSION.run(connected, &arguments)?.is_empty() {
-            Ok(!statement::ACCEPT_VERSION.run(connected, &arguments)?.is_empty())
-        } else {
-            Ok(false)
+        if !statement::FIND_NEWER_VERSION.run(connected, &arguments)?.is_empty() {
+            return Ok(false);
         }
+        if !statement::ACCEPT_VERSION.run(connected, &arguments)?.is_empty() {
+            return Ok(true);
+        }
+        if statement::FIND_NEWER_VERSION.run(connected, &arguments)?.is_empty() {
+            return Err(Error::WriteSuppressed("accepted_version"));
+        }
+        Ok(false)
     })
 }
 
@@ -131,37 +130,36 @@ impl Message {
 impl Once for Message {
     type Answer = Delivery;
 
-    /// A payload is compared where both the record and this delivery have one.
+    /// Delta and payload are compared where both the record and this delivery have one.
     fn find(&self, connected: &SpiClient<'_>) -> Result<Option<Delivery>, Error> {
-        let arguments = [self.subscriber.into(), self.id.into(), self.account.into()];
+        let arguments = [self.subscriber.into(), self.id.into(), self.account.into(), self.delta.into()];
         let recorded = statement::FIND_MESSAGE.run(connected, &arguments)?;
         if recorded.is_empty() {
             return Ok(None);
         }
-        if recorded.first::<bool>(1)? != Some(true) {
-            return Err(Error::MessageReused("account"));
-        }
-        match (recorded.first::<Vec<u8>>(2)?, self.payload) {
-            (Some(saved), Some(given)) if !fingerprint::matches(&saved, given)? => {
-                let compared = if self.delta.is_some() { "delta or payload" } else { "payload" };
-                Err(Error::MessageReused(compared))
+        for (column, field) in [(1, "account"), (2, "delta")] {
+            if recorded.first::<bool>(column)? == Some(false) {
+                return Err(Error::MessageReused(field));
             }
+        }
+        match (recorded.first::<Vec<u8>>(3)?, self.payload) {
+            (Some(saved), Some(given)) if !fingerprint::matches(&saved, given)? => Err(Error::MessageReused("payload")),
             _ => Ok(Some(Delivery::Repeated)),
         }
     }
 
     fn claim(&self, connected: &SpiClient<'_>) -> Result<Option<Delivery>, Error> {
         let fingerprint = self.payload.map(fingerprint::of).transpose()?;
-        let delta = self.delta.unwrap_or(0);
-        let arguments = [self.subscriber.into(), self.id.into(), self.account.into(), fingerprint.into(), delta.into()];
+        let arguments =
+            [self.subscriber.into(), self.id.into(), self.account.into(), fingerprint.into(), self.delta.into()];
         match statement::CLAIM_MESSAGE.run(connected, &arguments)?.first::<bool>(1)? {
             None => return Ok(None),
             Some(true) => {}
             Some(false) => return Err(Error::WriteSuppressed(TABLE)),
         }
-        if self.delta.is_none() {
+        let Some(delta) = self.delta else {
             return Ok(Some(Delivery::Accepted));
-        }
+        };
         let updated = statement::CHANGE_BALANCE.run(connected, &[self.account.into(), delta.into()])?;
         updated.first(2)?.map(Delivery::Applied).ok_or(Error::WriteSuppressed("account")).map(Some)
     }

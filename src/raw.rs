@@ -1,5 +1,6 @@
 //! Where pgrx offers nothing safe. All `unsafe` code of the extension stands in this room.
 
+mod call;
 mod catalog;
 mod plan;
 mod role;

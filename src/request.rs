@@ -49,6 +49,8 @@ pub struct Outcome {
     pub replayed: bool,
     /// When it was executed, by the database's clock.
     pub executed_at: TimestampWithTimeZone,
+    /// Whether there is a record, which a call without a key does not leave.
+    recorded: bool,
 }
 
 /// What is particular to an operation.
@@ -90,7 +92,7 @@ fn execute_unprotected(account: i64, operation: &impl Operation) -> Result<Outco
         "A repeat of this call is executed again."
     );
     Spi::connect(|connected| match operation.execute_unprotected(connected, account)? {
-        Some(response) => Ok(Outcome { response, replayed: false, executed_at: clock_timestamp() }),
+        Some(response) => Ok(Outcome { response, replayed: false, executed_at: clock_timestamp(), recorded: false }),
         None => Err(operation.refuse_unprotected(connected, account)?),
     })
 }
@@ -251,7 +253,7 @@ impl Outcome {
         let (Some(response), Some(executed_at)) = (rows.first(1)?, rows.first(2)?) else {
             return Ok(None);
         };
-        Ok(Some(Self { response, replayed, executed_at }))
+        Ok(Some(Self { response, replayed, executed_at, recorded: true }))
     }
 
     /// From what a claim returned; `None` without a row. Its third column says whether the record is the one that was
@@ -263,8 +265,11 @@ impl Outcome {
         Self::of(claimed, false)
     }
 
-    /// When the record may be purged; `None` while no retention is declared for the operation.
+    /// When the record may be purged; `None` without one, and while no retention is declared for the operation.
     pub fn expires_at(&self, operation: &str) -> Result<Option<TimestampWithTimeZone>, Error> {
+        if !self.recorded {
+            return Ok(None);
+        }
         Spi::connect(|connected| {
             statement::FIND_EXPIRY.run_as_owner(connected, &[operation.into(), self.executed_at.into()])?.first(1)
         })

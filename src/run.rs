@@ -4,13 +4,12 @@ use pgrx::spi::SpiClient;
 
 use crate::error::Error;
 use crate::policy::Policy;
-use crate::raw::{Jsonb, Plan, Planning, Procedure, Text};
+use crate::raw::{Jsonb, Procedure, Text};
 use crate::request::{self, InFlight, Operation, Outcome, Request};
 use crate::{balance, statement};
 
 struct Handler {
-    /// Schema and name, quoted by the server.
-    name: Text,
+    function: Procedure,
     parameters: Jsonb,
 }
 
@@ -29,13 +28,13 @@ pub fn run(
     }
     let key = request::accept_key(key, Error::Required("key"))?;
     let parameters = parameters.ok_or(Error::Required("request"))?;
-    let name = accept_handler(handler.ok_or(Error::Required("handler"))?)?;
-    let outcome = request::execute_once(account, &operation, key, parameters, &Handler { name, parameters })?;
+    let function = accept_handler(handler.ok_or(Error::Required("handler"))?)?;
+    let outcome = request::execute_once(account, &operation, key, parameters, &Handler { function, parameters })?;
     Ok((operation, outcome))
 }
 
-/// The name of a handler that has the right signature and that the caller may execute.
-fn accept_handler(handler: Procedure) -> Result<Text, Error> {
+/// A handler that has the right signature and that the caller may execute.
+fn accept_handler(handler: Procedure) -> Result<Procedure, Error> {
     pgrx::Spi::connect(|connected| {
         let found = statement::FIND_HANDLER.run(connected, &[handler.into()])?;
         let Some(name) = found.first::<Text>(1)? else {
@@ -47,18 +46,14 @@ fn accept_handler(handler: Procedure) -> Result<Text, Error> {
         if found.first::<bool>(3)? != Some(true) {
             return Err(Error::HandlerDenied(name.to_message()));
         }
-        Ok(name)
+        Ok(handler)
     })
 }
 
 impl Handler {
     /// Runs the handler as what it is to the caller: an ordinary function call with the caller's rights.
     fn call(&self, connected: &SpiClient<'_>, account: i64) -> Result<Jsonb, Error> {
-        let text = [b"SELECT ", &self.name.to_bytes()[..], b"($1, $2)"].concat();
-        let types = [pgrx::PgBuiltInOids::INT8OID, pgrx::PgBuiltInOids::JSONBOID];
-        let plan = Plan::prepare(connected, text, &types, Planning::ForArguments)?;
-        let answered = plan.run(connected, &[account.into(), self.parameters.into()])?;
-        answered.first::<Jsonb>(1)?.ok_or(Error::NullResponse)
+        self.function.call(connected, account, self.parameters).ok_or(Error::NullResponse)
     }
 }
 

@@ -273,25 +273,27 @@ pub static FIND_HANDLER: Statement = Statement {
     planning: Planning::ByIndex,
 };
 
-/// $1 subscriber, $2 message id, $3 account: whether the account is the recorded one, and the fingerprint of the payload.
+/// $1 subscriber, $2 message id, $3 account, $4 delta or NULL: whether account and delta are the recorded ones, and the
+/// fingerprint of the payload.
 pub static FIND_MESSAGE: Statement = Statement {
-    text: "SELECT account_id OPERATOR(pg_catalog.=) $3, payload_fingerprint
+    text: "SELECT account_id OPERATOR(pg_catalog.=) $3, delta OPERATOR(pg_catalog.=) $4, payload_fingerprint
              FROM @extschema@.processed_message
             WHERE subscriber OPERATOR(pg_catalog.=) $1
               AND message_id OPERATOR(pg_catalog.=) $2",
-    parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDOID, PgBuiltInOids::INT8OID],
+    parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDOID, PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID],
     text_0_1: None,
     planning: Planning::ByIndex,
 };
 
-/// $1 subscriber, $2 message id, $3 account, $4 fingerprint of the payload, $5 what will be added to the balance: locks the
+/// $1 subscriber, $2 message id, $3 account, $4 fingerprint of the payload, $5 what will be added to the
+/// balance or NULL: locks the
 /// account where its balance allows it and records the message, as [`CLAIM`] does.
 pub static CLAIM_MESSAGE: Statement = Statement {
-    text: "INSERT INTO @extschema@.processed_message (subscriber, message_id, account_id, payload_fingerprint)
-           SELECT $1, $2, account.account_id, $4
+    text: "INSERT INTO @extschema@.processed_message (subscriber, message_id, account_id, payload_fingerprint, delta)
+           SELECT $1, $2, account.account_id, $4, $5
              FROM @extschema@.account
             WHERE account.account_id OPERATOR(pg_catalog.=) $3
-              AND account.balance OPERATOR(pg_catalog.+) $5 OPERATOR(pg_catalog.>=) 0
+              AND account.balance OPERATOR(pg_catalog.+) COALESCE($5, 0) OPERATOR(pg_catalog.>=) 0
               FOR NO KEY UPDATE
            ON CONFLICT (subscriber, message_id) DO NOTHING
            RETURNING subscriber OPERATOR(pg_catalog.=) $1
@@ -373,17 +375,22 @@ pub static ACCEPT_MESSAGES: Statement = Statement {
     planning: Planning::ForArguments,
 };
 
-/// $1 to $4 as in [`ACCEPT_MESSAGES`]: no row if every message is recorded as it was given, else whether an account differs.
+/// $1 to $4 as in [`ACCEPT_MESSAGES`]: no row if every message is recorded as it was given, else whether an account and
+/// whether a payload differs; NULL and NULL if one is not recorded at all.
 pub static FIND_MESSAGES_REUSED: Statement = Statement {
-    text: "SELECT recorded.account_id OPERATOR(pg_catalog.<>) given.account_id AS differs
-             FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4)) AS given (message_id, account_id, payload)
-             JOIN @extschema@.processed_message AS recorded
+    text: "SELECT recorded.account_id OPERATOR(pg_catalog.<>) given.account_id AS account_differs,
+                  recorded.payload_fingerprint
+                  OPERATOR(pg_catalog.<>) @extschema@.request_fingerprint(given.payload) AS payload_differs
+             FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4))
+                  AS given (message_id, account_id, payload)
+             LEFT JOIN @extschema@.processed_message AS recorded
                ON recorded.subscriber OPERATOR(pg_catalog.=) $1
               AND recorded.message_id OPERATOR(pg_catalog.=) given.message_id
-            WHERE recorded.account_id OPERATOR(pg_catalog.<>) given.account_id
+            WHERE recorded.message_id IS NULL
+               OR recorded.account_id OPERATOR(pg_catalog.<>) given.account_id
                OR recorded.payload_fingerprint
                   OPERATOR(pg_catalog.<>) @extschema@.request_fingerprint(given.payload)
-            ORDER BY differs DESC
+            ORDER BY account_differs DESC NULLS LAST
             LIMIT 1",
     parameters: &[
         PgBuiltInOids::TEXTOID,

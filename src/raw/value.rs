@@ -101,7 +101,7 @@ impl Text {
 impl Jsonb {
     /// A request or response that Rust describes, as `jsonb`.
     pub fn from_serialize(value: &impl Serialize) -> Result<Self, Error> {
-        let value = serde_json::to_value(value).map_err(Error::Encode)?;
+        let value = serde_json::to_value(value).map_err(Error::Json)?;
         JsonB(value).into_datum().map(Self).ok_or(Error::ForeignTable)
     }
 

@@ -132,5 +132,9 @@ SELECT count(*) FROM request_result WHERE request_key = 'new';
 SET idempotency_record.require_key = off;
 SELECT cancel_request(1, 'debit:v1', NULL);
 
+-- No record can be cancelled and hide a response, whoever writes it.
+INSERT INTO request_result (account_id, operation, request_key, request, response, cancelled)
+VALUES (1, 'debit:v1', 'hidden', '{"amount": 1}', '{"balance": 1}', true);
+
 DROP VIEW books;
 DROP EXTENSION idempotency_record;

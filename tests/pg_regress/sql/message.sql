@@ -125,6 +125,13 @@ ROLLBACK;
 TABLE books;
 -- A message that was accepted is not applied afterwards, and the other way round.
 SELECT apply_message_once('billing', m(1), 1, 5), accept_message('billing', m(10), 1);
+-- The payload is the same message's to both functions.
+BEGIN;
+SELECT apply_message_once('mixed', m(1), 1, 5, '{"n": 1}') IS NOT NULL AS applied, accept_message('mixed', m(1), 1, '{"n": 1}') AS accepted;
+SELECT accept_message('mixed', m(2), 1, '{"n": 1}') AS accepted, apply_message_once('mixed', m(2), 1, 5, '{"n": 1}') AS applied;
+SELECT delta FROM processed_message WHERE subscriber = 'mixed' ORDER BY message_id;
+SELECT code, message FROM refusal($$SELECT accept_message('mixed', m(1), 1, '{"n": 2}')$$);
+ROLLBACK;
 TABLE books;
 
 -- Arguments, before anything is looked up.

@@ -167,5 +167,11 @@ SELECT run_once(1, 'note:v1', 'deep', (repeat('[', 128) || repeat(']', 128))::js
        run_once(1, 'note:v1', 'deep', (repeat('[', 128) || repeat(']', 128))::jsonb, 'note(bigint, jsonb)');
 TABLE books;
 
+-- A name that no operation can have would have no effect.
+INSERT INTO operation_policy (operation) VALUES ('debit');
+INSERT INTO operation_policy (operation) VALUES ('debit:v0');
+INSERT INTO operation_policy (operation) VALUES (repeat('n', 61) || ':v1');
+INSERT INTO operation_policy (operation) VALUES (repeat('n', 60) || ':v1');
+
 DROP VIEW books;
 DROP EXTENSION idempotency_record;
