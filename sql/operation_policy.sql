@@ -8,7 +8,9 @@ CREATE TABLE operation_policy (
         CHECK (operation ~ '^[A-Za-z0-9_.-]+:v[1-9][0-9]*$' AND octet_length(operation) <= 63),
     CONSTRAINT operation_policy_refusals_check CHECK (refusals IN ('raise', 'save')),
     CONSTRAINT operation_policy_stored_request_check CHECK (stored_request IN ('full', 'fingerprint')),
-    CONSTRAINT operation_policy_retention_check CHECK (retention > interval '0')
+    -- A month without its 29th day would make '1 month -29 days' negative.
+    CONSTRAINT operation_policy_retention_check
+        CHECK (timestamp '2001-03-01' - retention < timestamp '2001-03-01' AND retention <= interval '1000 years')
 );
 
 COMMENT ON TABLE operation_policy IS
@@ -30,6 +32,6 @@ COMMENT ON CONSTRAINT operation_policy_refusals_check ON operation_policy IS
 COMMENT ON CONSTRAINT operation_policy_stored_request_check ON operation_policy IS
     'full or fingerprint.';
 COMMENT ON CONSTRAINT operation_policy_retention_check ON operation_policy IS
-    'A retention is longer than nothing.';
+    'A retention is longer than nothing, in every month, and at most 1000 years.';
 
 SELECT pg_catalog.pg_extension_config_dump('operation_policy', '');

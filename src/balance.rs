@@ -72,7 +72,7 @@ impl Operation for Change {
             return Ok(None);
         }
         let policy = Policy::of(connected, request.identity.operation)?;
-        if !policy.saves_refusals {
+        if !policy.saves_refusals() {
             return Err(Error::InsufficientBalance(account));
         }
         let claimed = statement::CLAIM_REFUSAL.run(connected, &request.claim(&policy, self.by)?)?;
@@ -84,11 +84,11 @@ impl Operation for Change {
     }
 
     fn refuse_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Error, Error> {
-        Ok(if is_insufficient(connected, account, self.by)? {
-            Error::InsufficientBalance(account)
-        } else {
-            Error::WriteSuppressed("account")
-        })
+        if is_insufficient(connected, account, self.by)? {
+            return Ok(Error::InsufficientBalance(account));
+        }
+        let locked = !statement::LOCK_ACCOUNT.run(connected, &[account.into()])?.is_empty();
+        Ok(if locked { Error::WriteSuppressed("account") } else { Error::AccountDenied(account) })
     }
 }
 

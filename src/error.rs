@@ -34,8 +34,8 @@ pub enum Error {
     Arrays,
     /// A value nested too deeply for a fingerprint.
     TooComplex,
-    /// A known key with another request; the names of the fields that differ, unless a purge took the record since.
-    KeyReused(Option<String>),
+    /// A known key with another request; the names of the fields that differ, empty where there are none.
+    KeyReused(String),
     /// No such account.
     UnknownAccount(i64),
     /// The account holds less than the amount.
@@ -159,7 +159,7 @@ impl Error {
             Self::KeyReused(fields) => (
                 Code::ERRCODE_INVALID_PARAMETER_VALUE,
                 "idempotency key reused with different request".into(),
-                fields.map(|fields| format!("Differs from the saved request in: {fields}.")),
+                (!fields.is_empty()).then(|| format!("Differs from the saved request in: {fields}.")),
                 text("Send the same request with the same key, or a new key for a new intention."),
             ),
             Self::UnknownAccount(account) => (
@@ -239,8 +239,8 @@ mod tests {
             Error::MessageReused("payload"),
             Error::Arrays,
             Error::TooComplex,
-            Error::KeyReused(Some("amount".into())),
-            Error::KeyReused(None),
+            Error::KeyReused("amount".into()),
+            Error::KeyReused(String::new()),
             Error::UnknownAccount(7),
             Error::InsufficientBalance(7),
             Error::WriteSuppressed("account"),

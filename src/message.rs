@@ -67,13 +67,21 @@ pub fn accept_messages(
         return Err(Error::Arrays);
     };
     Spi::connect(|connected| {
-        let arguments = [ids.into(), accounts.into(), payloads.into()];
-        if statement::CHECK_MESSAGES.run(connected, &arguments)?.first::<bool>(1)? != Some(true) {
+        let arrays = [ids.into(), accounts.into(), payloads.into()];
+        if statement::CHECK_MESSAGES.run(connected, &arrays)?.first::<bool>(1)? != Some(true) {
             return Err(Error::Arrays);
         }
-        statement::LOCK_ACCOUNTS.run(connected, &[subscriber.into(), ids.into(), accounts.into()])?;
         let arguments = [subscriber.into(), ids.into(), accounts.into(), payloads.into()];
-        let accepted = statement::ACCEPT_MESSAGES.run(connected, &arguments)?.first::<Vec<Uuid>>(1)?;
+        let mut accepted = None;
+        // Repeats alone write nothing and wait for nobody.
+        if !statement::FIND_NEW_MESSAGE.run(connected, &[subscriber.into(), ids.into()])?.is_empty() {
+            let wanted = [subscriber.into(), ids.into(), accounts.into()];
+            if let Some(account) = statement::LOCK_ACCOUNTS.run(connected, &wanted)?.first::<i64>(1)? {
+                balance::is_insufficient(connected, account, 0)?;
+                return Err(Error::AccountDenied(account));
+            }
+            accepted = statement::ACCEPT_MESSAGES.run(connected, &arguments)?.first::<Vec<Uuid>>(1)?;
+        }
         let found = statement::FIND_MESSAGES_REUSED.run(connected, &arguments)?;
         if found.is_empty() {
             return Ok(accepted.unwrap_or_default());

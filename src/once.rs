@@ -26,33 +26,32 @@ pub trait Once {
     fn place(&self) -> (i64, &'static str);
 }
 
+/// How often a claim is tried with the account locked. Only a purge can come in between then, and remove the record that a
+/// claim ran into; once it has, the next one succeeds.
+const ATTEMPTS: usize = 2;
+
 /// Executes the first time, and answers from the record every other time.
 ///
 /// The look-up alone decides nothing: the unique index does, in [`Once::claim`]. Whoever loses there looks again, with a
-/// fresh snapshot, and finds either the winner's record or the reason for a refusal. If it finds neither, a purge removed
-/// the record or a top-up arrived in between; once the account is locked nothing can come in between any more.
+/// fresh snapshot, and finds the winner's record. Who finds none may be refused, but not before the account is locked:
+/// whoever executes or cancels a request of the account locks it, and one in flight may yet make the refusal wrong.
 pub fn once<O: Once>(what: &O) -> Result<O::Answer, Error> {
     Spi::connect(|connected| {
-        if let Some(answer) = what.find(connected)? {
-            return Ok(answer);
-        }
-        if let Some(answer) = attempt(what, connected)? {
-            return Ok(answer);
+        for step in [O::find, O::claim, O::find] {
+            if let Some(answer) = step(what, connected)? {
+                return Ok(answer);
+            }
         }
         let (account, table) = what.place();
         if statement::LOCK_ACCOUNT.run(connected, &[account.into()])?.is_empty() {
             what.refuse(connected)?;
             return Err(Error::AccountDenied(account));
         }
-        attempt(what, connected)?.ok_or(Error::WriteSuppressed(table))
-    })
-}
-
-fn attempt<O: Once>(what: &O, connected: &SpiClient<'_>) -> Result<Option<O::Answer>, Error> {
-    for step in [O::claim, O::find, O::refuse] {
-        if let Some(answer) = step(what, connected)? {
-            return Ok(Some(answer));
+        for step in [O::claim, O::find, O::refuse].iter().cycle().take(3 * ATTEMPTS) {
+            if let Some(answer) = step(what, connected)? {
+                return Ok(answer);
+            }
         }
-    }
-    Ok(None)
+        Err(Error::WriteSuppressed(table))
+    })
 }

@@ -1,24 +1,36 @@
 //! What is declared for an operation in `operation_policy`.
 
+use pgrx::datum::TimestampWithTimeZone;
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
+use crate::raw::{self, PolicyRow};
 use crate::statement;
 
 /// The policy of an operation; the default is that of an operation without a row.
-#[derive(Default)]
-pub struct Policy {
-    /// Whether a refusal becomes the stored response.
-    pub saves_refusals: bool,
-    /// Whether no more than a fingerprint of the request is stored.
-    pub stores_fingerprint: bool,
-}
+///
+/// It is read as it is at this moment, and without a privilege of the caller, who is subject to it and need not see it.
+pub struct Policy(Option<PolicyRow>);
 
 impl Policy {
-    /// Read with the rights of the extension's owner, since every caller is subject to it and none needs to see it.
-    pub fn of(connected: &SpiClient<'_>, operation: &str) -> Result<Self, Error> {
-        let declared = statement::FIND_POLICY.run_as_owner(connected, &[operation.into()])?;
-        let is = |column| Ok(declared.first::<bool>(column)? == Some(true));
-        Ok(Self { saves_refusals: is(1)?, stores_fingerprint: is(2)? })
+    /// What is declared for the operation now.
+    pub fn of(_connected: &SpiClient<'_>, operation: &str) -> Result<Self, Error> {
+        let table = statement::policy_table()?;
+        Ok(Self(table.and_then(|table| raw::find_policy(table, operation))))
+    }
+
+    /// Whether a refusal becomes the stored response.
+    pub fn saves_refusals(&self) -> bool {
+        self.0.as_ref().is_some_and(|row| row.refusals == b"save")
+    }
+
+    /// Whether no more than a fingerprint of the request is stored.
+    pub fn stores_fingerprint(&self) -> bool {
+        self.0.as_ref().is_some_and(|row| row.stored_request == b"fingerprint")
+    }
+
+    /// When a record of this time may be purged; `None` while no retention is declared.
+    pub fn expiry(&self, executed_at: TimestampWithTimeZone) -> Option<TimestampWithTimeZone> {
+        self.0.as_ref()?.retention.map(|retention| executed_at + retention)
     }
 }

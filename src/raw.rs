@@ -3,12 +3,12 @@
 mod call;
 mod catalog;
 mod plan;
-mod role;
+mod scan;
 mod setting;
 mod value;
 
-pub use catalog::catalog_generation;
+pub use catalog::{catalog_generation, is_current_transaction};
 pub use plan::{Plan, Planning, Rows};
-pub use role::AsRole;
+pub use scan::{Extension, PolicyRow, find_extension, find_policy};
 pub use setting::reserve_settings;
 pub use value::{Int8Array, Jsonb, JsonbArray, Procedure, Text, UuidArray};

@@ -213,7 +213,7 @@ impl Request<'_> {
         last: impl Into<DatumWithOid<'d>>,
     ) -> Result<[DatumWithOid<'d>; 6], Error> {
         let [account, operation, key] = self.identity.arguments();
-        let (request, fingerprint) = if policy.stores_fingerprint {
+        let (request, fingerprint) = if policy.stores_fingerprint() {
             (Jsonb::from_serialize(&())?, Some(fingerprint::of(self.parameters)?))
         } else {
             (self.parameters, None)
@@ -243,7 +243,11 @@ impl Request<'_> {
     /// The refusal of a known key with another request.
     fn mismatch(&self, connected: &SpiClient<'_>) -> Result<Error, Error> {
         let difference = statement::FIND_DIFFERENCE.run(connected, &self.arguments())?;
-        Ok(Error::KeyReused(difference.first::<Text>(1)?.map(Text::to_message)))
+        let mut fields: Vec<String> = difference.first::<Text>(1)?.map(Text::to_message).into_iter().collect();
+        if difference.first::<bool>(2)? == Some(true) {
+            fields.push("fields that were not sent".into());
+        }
+        Ok(Error::KeyReused(fields.join(", ")))
     }
 }
 
@@ -270,9 +274,7 @@ impl Outcome {
         if !self.recorded {
             return Ok(None);
         }
-        Spi::connect(|connected| {
-            statement::FIND_EXPIRY.run_as_owner(connected, &[operation.into(), self.executed_at.into()])?.first(1)
-        })
+        Spi::connect(|connected| Ok(Policy::of(connected, operation)?.expiry(self.executed_at)))
     }
 }
 

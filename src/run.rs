@@ -4,7 +4,7 @@ use pgrx::spi::SpiClient;
 
 use crate::error::Error;
 use crate::policy::Policy;
-use crate::raw::{Jsonb, Procedure, Text};
+use crate::raw::{Jsonb, Procedure, Text, is_current_transaction};
 use crate::request::{self, InFlight, Operation, Outcome, Request};
 use crate::{balance, statement};
 
@@ -55,6 +55,16 @@ impl Handler {
     fn call(&self, connected: &SpiClient<'_>, account: i64) -> Result<Jsonb, Error> {
         self.function.call(connected, account, self.parameters).ok_or(Error::NullResponse)
     }
+
+    /// Why the result could not be saved although the key was free: what the handler did must not stay.
+    fn not_saved(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Error, Error> {
+        let writer = statement::FIND_WRITER.run(connected, &request.identity.arguments())?;
+        Ok(match writer.first::<pgrx::pg_sys::TransactionId>(1)? {
+            None => Error::WriteSuppressed(request::TABLE),
+            Some(writer) if is_current_transaction(writer) => Error::Reentered,
+            Some(_) => Error::RecordedMeanwhile,
+        })
+    }
 }
 
 impl Operation for Handler {
@@ -75,12 +85,15 @@ impl Operation for Handler {
         };
         let policy = Policy::of(connected, request.identity.operation)?;
         let saved = statement::SAVE_RESPONSE.run(connected, &request.claim(&policy, response)?)?;
-        // Without a row, somebody inserted the record without the lock: what the handler did must not stay.
-        Outcome::of_claim(&saved)?.ok_or(Error::RecordedMeanwhile).map(Some)
+        match Outcome::of_claim(&saved)? {
+            Some(outcome) => Ok(Some(outcome)),
+            None => Err(self.not_saved(connected, request)?),
+        }
     }
 
-    fn refuse(&self, _connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
-        Err(Error::UnknownAccount(request.identity.account))
+    fn refuse(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
+        balance::is_insufficient(connected, request.identity.account, 0)?;
+        Ok(None)
     }
 
     fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Option<Jsonb>, Error> {
@@ -90,7 +103,8 @@ impl Operation for Handler {
         self.call(connected, account).map(Some)
     }
 
-    fn refuse_unprotected(&self, _connected: &SpiClient<'_>, account: i64) -> Result<Error, Error> {
-        Ok(Error::UnknownAccount(account))
+    fn refuse_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Error, Error> {
+        balance::is_insufficient(connected, account, 0)?;
+        Ok(Error::AccountDenied(account))
     }
 }

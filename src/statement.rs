@@ -14,7 +14,7 @@ use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
-use crate::raw::{AsRole, Plan, Planning, Rows, Text, catalog_generation};
+use crate::raw::{Extension, Plan, Planning, Rows, catalog_generation, find_extension};
 
 /// One SQL text with the types of its parameters.
 pub struct Statement {
@@ -23,8 +23,23 @@ pub struct Statement {
     /// ALTER EXTENSION UPDATE, debits go on.
     text_0_1: Option<&'static str>,
     parameters: &'static [PgBuiltInOids],
+    /// What follows the text, for texts with a common end.
+    returning: &'static str,
     planning: Planning,
 }
+
+/// The end of a claim: nothing if the key is taken, else the record, and whether it is the one that was claimed. Under a key
+/// that a trigger rewrote a repeat would not be found; a record that one marked cancelled would deny the execution.
+const CLAIMED: &str = "
+           ON CONFLICT (account_id, operation, request_key) DO NOTHING
+           RETURNING response, created_at,
+                     account_id OPERATOR(pg_catalog.=) $1
+                     AND operation OPERATOR(pg_catalog.=) $2
+                     AND request_key OPERATOR(pg_catalog.=) $3
+                     AND request OPERATOR(pg_catalog.=) $4
+                     AND NOT cancelled
+                     AND COALESCE(request_fingerprint OPERATOR(pg_catalog.=) $5,
+                                  request_fingerprint IS NULL AND $5 IS NULL)";
 
 /// $1 account, $2 operation, $3 key, $4 request: the saved response, when it was executed, whether the saved request is
 /// the same, whether it was cancelled, and the fingerprint, where that is all that was saved of the request.
@@ -42,6 +57,7 @@ pub static FIND: Statement = Statement {
               AND operation OPERATOR(pg_catalog.=) $2
               AND request_key OPERATOR(pg_catalog.=) $3",
     ),
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -54,16 +70,20 @@ pub static FIND_SAVED: Statement = Statement {
               AND request_key OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
     text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
-/// $1 to $4 as in [`FIND`]: the names of the fields in which the saved request differs; NULL where that cannot be told.
-/// IS DISTINCT FROM cannot be qualified, hence COALESCE.
+/// $1 to $4 as in [`FIND`]: the names of the fields that were sent and differ from the saved request, and whether that has
+/// others, whose names the caller may be guessing; no row where there are no fields. IS DISTINCT FROM cannot be qualified,
+/// hence COALESCE.
 pub static FIND_DIFFERENCE: Statement = Statement {
     text: "SELECT (SELECT pg_catalog.string_agg(field, ', ')
-                     FROM pg_catalog.jsonb_object_keys(saved.request OPERATOR(pg_catalog.||) $4) AS field
+                     FROM pg_catalog.jsonb_object_keys($4) AS field
                     WHERE COALESCE((saved.request OPERATOR(pg_catalog.->) field)
-                                   OPERATOR(pg_catalog.<>) ($4 OPERATOR(pg_catalog.->) field), true))
+                                   OPERATOR(pg_catalog.<>) ($4 OPERATOR(pg_catalog.->) field), true)),
+                  EXISTS (SELECT FROM pg_catalog.jsonb_object_keys(saved.request) AS field
+                           WHERE NOT $4 OPERATOR(pg_catalog.?) field)
              FROM @extschema@.request_result AS saved
             WHERE saved.account_id OPERATOR(pg_catalog.=) $1
               AND saved.operation OPERATOR(pg_catalog.=) $2
@@ -71,8 +91,9 @@ pub static FIND_DIFFERENCE: Statement = Statement {
               AND saved.request_fingerprint IS NULL
               AND pg_catalog.jsonb_typeof(saved.request) OPERATOR(pg_catalog.=) 'object'
               AND pg_catalog.jsonb_typeof($4) OPERATOR(pg_catalog.=) 'object'",
-    parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID],
-    text_0_1: Some("SELECT 'amount'"),
+    parameters: FIND.parameters,
+    text_0_1: Some("SELECT 'amount', false"),
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -90,13 +111,7 @@ pub static CLAIM: Statement = Statement {
              FROM @extschema@.account
             WHERE account.account_id OPERATOR(pg_catalog.=) $1
               AND account.balance OPERATOR(pg_catalog.+) $6 OPERATOR(pg_catalog.>=) 0
-              FOR NO KEY UPDATE
-           ON CONFLICT (account_id, operation, request_key) DO NOTHING
-           RETURNING response, created_at,
-                     account_id OPERATOR(pg_catalog.=) $1
-                     AND operation OPERATOR(pg_catalog.=) $2
-                     AND request_key OPERATOR(pg_catalog.=) $3
-                     AND request OPERATOR(pg_catalog.=) $4",
+              FOR NO KEY UPDATE",
     parameters: &[
         PgBuiltInOids::INT8OID,
         PgBuiltInOids::TEXTOID,
@@ -120,6 +135,7 @@ pub static CLAIM: Statement = Statement {
                      AND request_key OPERATOR(pg_catalog.=) $3
                      AND request OPERATOR(pg_catalog.=) $4",
     ),
+    returning: CLAIMED,
     planning: Planning::ByIndex,
 };
 
@@ -132,13 +148,7 @@ pub static CLAIM_REFUSAL: Statement = Statement {
              FROM @extschema@.account
             WHERE account.account_id OPERATOR(pg_catalog.=) $1
               AND account.balance OPERATOR(pg_catalog.+) $6 OPERATOR(pg_catalog.<) 0
-              FOR NO KEY UPDATE
-           ON CONFLICT (account_id, operation, request_key) DO NOTHING
-           RETURNING response, created_at,
-                     account_id OPERATOR(pg_catalog.=) $1
-                     AND operation OPERATOR(pg_catalog.=) $2
-                     AND request_key OPERATOR(pg_catalog.=) $3
-                     AND request OPERATOR(pg_catalog.=) $4",
+              FOR NO KEY UPDATE",
     parameters: &[
         PgBuiltInOids::INT8OID,
         PgBuiltInOids::TEXTOID,
@@ -148,6 +158,7 @@ pub static CLAIM_REFUSAL: Statement = Statement {
         PgBuiltInOids::INT8OID,
     ],
     text_0_1: None,
+    returning: CLAIMED,
     planning: Planning::ByIndex,
 };
 
@@ -155,13 +166,7 @@ pub static CLAIM_REFUSAL: Statement = Statement {
 pub static SAVE_RESPONSE: Statement = Statement {
     text: "INSERT INTO @extschema@.request_result
                   (account_id, operation, request_key, request, request_fingerprint, response)
-           VALUES ($1, $2, $3, $4, $5, $6)
-           ON CONFLICT (account_id, operation, request_key) DO NOTHING
-           RETURNING response, created_at,
-                     account_id OPERATOR(pg_catalog.=) $1
-                     AND operation OPERATOR(pg_catalog.=) $2
-                     AND request_key OPERATOR(pg_catalog.=) $3
-                     AND request OPERATOR(pg_catalog.=) $4",
+           VALUES ($1, $2, $3, $4, $5, $6)",
     parameters: &[
         PgBuiltInOids::INT8OID,
         PgBuiltInOids::TEXTOID,
@@ -171,6 +176,7 @@ pub static SAVE_RESPONSE: Statement = Statement {
         PgBuiltInOids::JSONBOID,
     ],
     text_0_1: None,
+    returning: CLAIMED,
     planning: Planning::ByIndex,
 };
 
@@ -189,6 +195,7 @@ pub static CANCEL: Statement = Statement {
                      AND request_key OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
     text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -200,6 +207,7 @@ pub static CHANGE_CLAIMED_BALANCE: Statement = Statement {
            RETURNING pg_catalog.jsonb_build_object('balance', balance) OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID, PgBuiltInOids::JSONBOID],
     text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -212,6 +220,20 @@ pub static CHANGE_BALANCE: Statement = Statement {
            RETURNING pg_catalog.jsonb_build_object('balance', balance), balance",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID],
     text_0_1: None,
+    returning: "",
+    planning: Planning::ByIndex,
+};
+
+/// $1 account, $2 operation, $3 key: which transaction wrote the record.
+pub static FIND_WRITER: Statement = Statement {
+    text: "SELECT xmin
+             FROM @extschema@.request_result
+            WHERE account_id OPERATOR(pg_catalog.=) $1
+              AND operation OPERATOR(pg_catalog.=) $2
+              AND request_key OPERATOR(pg_catalog.=) $3",
+    parameters: FIND_SAVED.parameters,
+    text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -223,6 +245,7 @@ pub static LOCK_ACCOUNT: Statement = Statement {
               FOR NO KEY UPDATE",
     parameters: &[PgBuiltInOids::INT8OID],
     text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -231,26 +254,7 @@ pub static FIND_BALANCE: Statement = Statement {
     text: "SELECT balance FROM @extschema@.account WHERE account_id OPERATOR(pg_catalog.=) $1",
     parameters: &[PgBuiltInOids::INT8OID],
     text_0_1: None,
-    planning: Planning::ByIndex,
-};
-
-/// $1 operation: whether its refusals are saved, and whether its requests are stored as fingerprints.
-pub static FIND_POLICY: Statement = Statement {
-    text: "SELECT refusals OPERATOR(pg_catalog.=) 'save', stored_request OPERATOR(pg_catalog.=) 'fingerprint'
-             FROM @extschema@.operation_policy
-            WHERE operation OPERATOR(pg_catalog.=) $1",
-    parameters: &[PgBuiltInOids::TEXTOID],
-    text_0_1: Some("SELECT false, false"),
-    planning: Planning::ByIndex,
-};
-
-/// $1 operation, $2 when a request was executed: when its record may be purged; NULL without a declared retention.
-pub static FIND_EXPIRY: Statement = Statement {
-    text: "SELECT $2 OPERATOR(pg_catalog.+) retention
-             FROM @extschema@.operation_policy
-            WHERE operation OPERATOR(pg_catalog.=) $1",
-    parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TIMESTAMPTZOID],
-    text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -270,6 +274,7 @@ pub static FIND_HANDLER: Statement = Statement {
             WHERE p.oid OPERATOR(pg_catalog.=) $1",
     parameters: &[PgBuiltInOids::REGPROCEDUREOID],
     text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -282,6 +287,7 @@ pub static FIND_MESSAGE: Statement = Statement {
               AND message_id OPERATOR(pg_catalog.=) $2",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDOID, PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID],
     text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -298,7 +304,10 @@ pub static CLAIM_MESSAGE: Statement = Statement {
            ON CONFLICT (subscriber, message_id) DO NOTHING
            RETURNING subscriber OPERATOR(pg_catalog.=) $1
                      AND message_id OPERATOR(pg_catalog.=) $2
-                     AND account_id OPERATOR(pg_catalog.=) $3",
+                     AND account_id OPERATOR(pg_catalog.=) $3
+                     AND COALESCE(payload_fingerprint OPERATOR(pg_catalog.=) $4,
+                                  payload_fingerprint IS NULL AND $4 IS NULL)
+                     AND COALESCE(delta OPERATOR(pg_catalog.=) $5, delta IS NULL AND $5 IS NULL)",
     parameters: &[
         PgBuiltInOids::TEXTOID,
         PgBuiltInOids::UUIDOID,
@@ -307,6 +316,7 @@ pub static CLAIM_MESSAGE: Statement = Statement {
         PgBuiltInOids::INT8OID,
     ],
     text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -322,26 +332,50 @@ pub static CHECK_MESSAGES: Statement = Statement {
               AND pg_catalog.array_position($3, NULL) IS NULL",
     parameters: &[PgBuiltInOids::UUIDARRAYOID, PgBuiltInOids::INT8ARRAYOID, PgBuiltInOids::JSONBARRAYOID],
     text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
+/// $1 subscriber, $2 message ids: a row if one of them is not recorded.
+pub static FIND_NEW_MESSAGE: Statement = Statement {
+    text: "SELECT given.message_id
+             FROM pg_catalog.unnest($2) AS given (message_id)
+            WHERE NOT EXISTS (
+                  SELECT FROM @extschema@.processed_message AS recorded
+                   WHERE recorded.subscriber OPERATOR(pg_catalog.=) $1
+                     AND recorded.message_id OPERATOR(pg_catalog.=) given.message_id)
+            LIMIT 1",
+    parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDARRAYOID],
+    text_0_1: None,
+    returning: "",
+    planning: Planning::ForArguments,
+};
+
 /// $1 subscriber, $2 message ids, $3 accounts: locks the accounts of the messages that are not recorded yet, in one order, so
-/// that two callers do not deadlock, also not with what they do to the accounts afterwards.
+/// that two callers do not deadlock, also not with what they do to the accounts afterwards. Returns one that cannot be
+/// locked, else NULL.
 pub static LOCK_ACCOUNTS: Statement = Statement {
-    text: "SELECT pg_catalog.count(locked.account_id)
-             FROM (SELECT account.account_id
-                     FROM @extschema@.account
-                    WHERE account.account_id OPERATOR(pg_catalog.=) ANY (ARRAY(
-                          SELECT given.account_id
-                            FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3)) AS given (message_id, account_id)
-                           WHERE NOT EXISTS (
-                                 SELECT FROM @extschema@.processed_message AS recorded
-                                  WHERE recorded.subscriber OPERATOR(pg_catalog.=) $1
-                                    AND recorded.message_id OPERATOR(pg_catalog.=) given.message_id)))
-                    ORDER BY account.account_id
-                      FOR NO KEY UPDATE) AS locked",
+    text: "WITH wanted AS MATERIALIZED (
+               SELECT given.account_id
+                 FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3)) AS given (message_id, account_id)
+                WHERE NOT EXISTS (
+                      SELECT FROM @extschema@.processed_message AS recorded
+                       WHERE recorded.subscriber OPERATOR(pg_catalog.=) $1
+                         AND recorded.message_id OPERATOR(pg_catalog.=) given.message_id)
+           ), locked AS MATERIALIZED (
+               SELECT account.account_id
+                 FROM @extschema@.account
+                WHERE account.account_id OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT account_id FROM wanted))
+                ORDER BY account.account_id
+                  FOR NO KEY UPDATE
+           )
+           SELECT pg_catalog.min(wanted.account_id)
+             FROM wanted
+             LEFT JOIN locked ON locked.account_id OPERATOR(pg_catalog.=) wanted.account_id
+            WHERE locked.account_id IS NULL",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDARRAYOID, PgBuiltInOids::INT8ARRAYOID],
     text_0_1: None,
+    returning: "",
     planning: Planning::ForArguments,
 };
 
@@ -372,6 +406,7 @@ pub static ACCEPT_MESSAGES: Statement = Statement {
         PgBuiltInOids::JSONBARRAYOID,
     ],
     text_0_1: None,
+    returning: "",
     planning: Planning::ForArguments,
 };
 
@@ -399,6 +434,7 @@ pub static FIND_MESSAGES_REUSED: Statement = Statement {
         PgBuiltInOids::JSONBARRAYOID,
     ],
     text_0_1: None,
+    returning: "",
     planning: Planning::ForArguments,
 };
 
@@ -411,6 +447,7 @@ pub static FIND_NEWER_VERSION: Statement = Statement {
               AND version OPERATOR(pg_catalog.>=) $3",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::INT8OID],
     text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -424,6 +461,7 @@ pub static ACCEPT_VERSION: Statement = Statement {
            RETURNING version",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::INT8OID],
     text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -436,6 +474,7 @@ pub static FIND_CUTOFF: Statement = Statement {
                      FROM (SELECT pg_catalog.clock_timestamp() AS now OFFSET 0) AS clock) AS reading",
     parameters: &[PgBuiltInOids::INTERVALOID],
     text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
 
@@ -449,22 +488,14 @@ pub static DELETE_EXPIRED_KEYS: Statement = Statement {
                      FOR UPDATE SKIP LOCKED))",
     parameters: &[PgBuiltInOids::TIMESTAMPTZOID],
     text_0_1: None,
+    returning: "",
     planning: Planning::ByIndex,
 };
-
-const FIND_SCHEMA: &str = "SELECT e.oid, pg_catalog.quote_ident(n.nspname), e.extversion, e.extowner
-     FROM pg_catalog.pg_extension AS e
-     JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) e.extnamespace
-    WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency_record'";
 
 /// The saved plans of this backend, valid for one incarnation of the extension in one schema and version.
 struct Plans {
     generation: u64,
-    extension: pg_sys::Oid,
-    owner: pg_sys::Oid,
-    version: Vec<u8>,
-    /// Quoted, in the database's encoding.
-    schema: Rc<[u8]>,
+    extension: Rc<Extension>,
     saved: Vec<(&'static Statement, Rc<Plan>)>,
 }
 
@@ -484,81 +515,61 @@ impl Statement {
         self.plan(connected)?.run(connected, arguments)
     }
 
-    /// As [`Self::run`], with the rights of the extension's owner: for a read that no caller needs a privilege for.
-    pub fn run_as_owner<'conn>(
-        &'static self,
-        connected: &SpiClient<'conn>,
-        arguments: &[DatumWithOid<'_>],
-    ) -> Result<Rows<'conn>, Error> {
-        let plan = self.plan(connected)?;
-        let _as_owner = with_plans(|plans| plans.owner).map(AsRole::begin);
-        plan.run(connected, arguments)
-    }
-
     fn plan(&'static self, connected: &SpiClient<'_>) -> Result<Rc<Plan>, Error> {
-        let schema = schema(connected)?;
+        let extension = extension()?;
         let saved = with_plans(|plans| {
             plans.saved.iter().find(|(statement, _)| std::ptr::eq(*statement, self)).map(|(_, plan)| Rc::clone(plan))
         });
         if let Some(plan) = saved.flatten() {
             return Ok(plan);
         }
-        let is_0_1 = with_plans(|plans| plans.version == b"0.1.0").unwrap_or_default();
-        let text = self.text_0_1.filter(|_| is_0_1).unwrap_or(self.text);
-        let text = text.split("@extschema@").map(str::as_bytes).collect::<Vec<_>>().join(&schema[..]);
+        let text_0_1 = self.text_0_1.filter(|_| extension.version == b"0.1.0");
+        let text = text_0_1.map_or_else(|| [self.text, self.returning].concat(), str::to_owned);
+        let text = text.split("@extschema@").map(str::as_bytes).collect::<Vec<_>>().join(&extension.schema[..]);
         let plan = Rc::new(Plan::prepare(connected, text, self.parameters, self.planning)?);
         with_plans(|plans| plans.saved.push((self, Rc::clone(&plan))));
         Ok(plan)
     }
 }
 
+/// The extension's `operation_policy`, if its version has one.
+pub fn policy_table() -> Result<Option<pg_sys::Oid>, Error> {
+    Ok(extension()?.policy_table)
+}
+
 fn with_plans<T>(work: impl FnOnce(&mut Plans) -> T) -> Option<T> {
     PLANS.with(|plans| plans.borrow_mut().as_mut().map(work))
 }
 
-/// The quoted name of the schema in which the extension lives, looked up again only after a change of the catalogues.
-/// Plans of an earlier schema or an earlier incarnation of the extension are let go.
-fn schema(connected: &SpiClient<'_>) -> Result<Rc<[u8]>, Error> {
+/// The extension, looked up again only after a change of the catalogues. Plans of an earlier schema, version or incarnation
+/// are let go.
+fn extension() -> Result<Rc<Extension>, Error> {
     let generation = catalog_generation();
-    let known = with_plans(|plans| (plans.generation == generation).then(|| Rc::clone(&plans.schema)));
-    if let Some(schema) = known.flatten() {
-        return Ok(schema);
+    let known = with_plans(|plans| (plans.generation == generation).then(|| Rc::clone(&plans.extension)));
+    if let Some(extension) = known.flatten() {
+        return Ok(extension);
     }
-    let found = Plan::prepare(connected, FIND_SCHEMA.into(), &[], Planning::ForArguments)?.run(connected, &[])?;
-    let (Some(extension), Some(schema), Some(version), Some(owner)) =
-        (found.first(1)?, found.first::<Text>(2)?, found.first::<Text>(3)?, found.first(4)?)
-    else {
-        return Err(Error::NotInstalled);
-    };
-    let (schema, version): (Rc<[u8]>, _) = (schema.to_bytes().into(), version.to_bytes());
+    let found = Rc::new(find_extension().ok_or(Error::NotInstalled)?);
     let outdated = PLANS.with(|plans| {
         let mut plans = plans.borrow_mut();
         match plans.as_mut() {
-            Some(same) if same.extension == extension && same.schema == schema && same.version == version => {
+            Some(same) if *same.extension == *found => {
                 same.generation = generation;
-                same.owner = owner;
                 None
             }
-            _ => plans.replace(Plans {
-                generation,
-                extension,
-                owner,
-                version,
-                schema: Rc::clone(&schema),
-                saved: Vec::new(),
-            }),
+            _ => plans.replace(Plans { generation, extension: Rc::clone(&found), saved: Vec::new() }),
         }
     });
     drop(outdated);
-    Ok(schema)
+    Ok(found)
 }
 
 #[cfg(test)]
 mod tests {
     const SOURCE: &str = include_str!("statement.rs");
-    const VERBS: [&str; 5] = ["SELECT", "INSERT", "UPDATE", "DELETE", "WITH"];
+    const VERBS: [&str; 6] = ["SELECT", "INSERT", "UPDATE", "DELETE", "WITH", "\n           ON CONFLICT"];
     /// What may precede a parenthesis without being a function.
-    const KEYWORDS: [&str; 22] = [
+    const KEYWORDS: [&str; 24] = [
         "accepted",
         "accepted_version",
         "and",
@@ -572,6 +583,8 @@ mod tests {
         "exists",
         "from",
         "given",
+        "materialized",
+        "not",
         "on",
         "operator",
         "or",
@@ -586,8 +599,21 @@ mod tests {
     const ASSIGNMENTS: [&str; 3] =
         ["balance = balance", "version = excluded.version", "accepted_at = excluded.accepted_at"];
     /// What may follow FROM, JOIN, INTO or UPDATE: qualified names, derived tables, WITH queries, clauses.
-    const RELATIONS: [&str; 10] =
-        ["SET", "OF", "@extschema@.", "pg_catalog.", "(", "ROWS", "SKIP", "ON", "given", "accepted"];
+    const RELATIONS: [&str; 13] = [
+        "SET",
+        "OF",
+        "@extschema@.",
+        "pg_catalog.",
+        "(",
+        ")",
+        "ROWS",
+        "SKIP",
+        "ON",
+        "given",
+        "accepted",
+        "wanted",
+        "locked",
+    ];
 
     /// The SQL texts of this file with literals blanked and qualified operators taken out.
     fn texts() -> Vec<String> {
@@ -596,7 +622,7 @@ mod tests {
         let texts: Vec<String> =
             literals.filter(|text| VERBS.iter().any(|verb| text.starts_with(verb))).map(bare).collect();
         let expected = code.matches("Statement = Statement {").count() + code.matches("text_0_1: Some(").count();
-        assert_eq!(texts.len(), expected + 1, "all statements and FIND_SCHEMA");
+        assert_eq!(texts.len(), expected + 1, "all statements and CLAIMED");
         texts
     }
 

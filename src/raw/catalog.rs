@@ -1,4 +1,4 @@
-//! A word from the server when its catalogues change.
+//! What only the server knows: when its catalogues change, and which transactions are our own.
 
 use std::cell::Cell;
 
@@ -29,4 +29,10 @@ pub fn catalog_generation() -> u64 {
 /// No `pg_guard`: nothing in it can raise an error or panic, and the server may call it within a critical section.
 unsafe extern "C-unwind" fn catalog_changed(_argument: pg_sys::Datum, _cache: core::ffi::c_int, _hash: u32) {
     CATALOG_GENERATION.set(CATALOG_GENERATION.get().wrapping_add(1).max(1));
+}
+
+/// Whether a row was written by the present transaction, or a part of it that was not rolled back.
+pub fn is_current_transaction(writer: pg_sys::TransactionId) -> bool {
+    // SAFETY: a look at the state of the present transaction.
+    unsafe { pg_sys::TransactionIdIsCurrentTransactionId(writer) }
 }

@@ -128,8 +128,8 @@ struct ByIndex {
 
 impl ByIndex {
     fn begin() -> Self {
-        // SAFETY: a plain flag that only the planner of this single-threaded process reads; no user code runs while we
-        // hold it, since planning evaluates nothing but the immutable operators of our own statements.
+        // SAFETY: a plain flag that only the planner of this single-threaded process reads. Nothing but planning happens
+        // while we hold it; an immutable function in a row policy may run then, and would see the flag.
         unsafe {
             let before = pg_sys::enable_seqscan;
             pg_sys::enable_seqscan = false;
@@ -198,6 +198,7 @@ impl Column for bool {}
 impl Column for i64 {}
 impl Column for pg_sys::Oid {}
 impl Column for TimestampWithTimeZone {}
+impl Column for pg_sys::TransactionId {}
 impl Column for Vec<u8> {}
 impl Column for Vec<Uuid> {}
 

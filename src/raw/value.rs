@@ -102,7 +102,7 @@ impl Jsonb {
     /// A request or response that Rust describes, as `jsonb`.
     pub fn from_serialize(value: &impl Serialize) -> Result<Self, Error> {
         let value = serde_json::to_value(value).map_err(Error::Json)?;
-        JsonB(value).into_datum().map(Self).ok_or(Error::ForeignTable)
+        JsonB(value).into_datum().map(Self).ok_or(Error::Required("request"))
     }
 
     /// The value as JSON text in UTF-8, whatever the database's encoding.

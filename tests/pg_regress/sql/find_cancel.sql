@@ -136,5 +136,9 @@ SELECT cancel_request(1, 'debit:v1', NULL);
 INSERT INTO request_result (account_id, operation, request_key, request, response, cancelled)
 VALUES (1, 'debit:v1', 'hidden', '{"amount": 1}', '{"balance": 1}', true);
 
+-- A column that somebody adds to the table is none of find_request's.
+ALTER TABLE request_result ADD COLUMN note text;
+SELECT count(*) >= 0 AS works FROM find_request(1, 'debit:v1', 'hidden');
+
 DROP VIEW books;
 DROP EXTENSION idempotency_record;

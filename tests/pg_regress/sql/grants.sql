@@ -117,6 +117,31 @@ SELECT outcome($$debit_once(1, 'old', 2)$$, '{EXECUTE ON FUNCTION debit_once, SE
 -- Nothing was left by all of that.
 SELECT string_agg(account_id || ':' || balance, ' ' ORDER BY account_id) AS balances, (SELECT count(*) FROM request_result) AS records,
        (SELECT count(*) FROM processed_message) AS messages, (SELECT count(*) FROM accepted_version) AS versions FROM account;
+-- Row security that shows an account but does not let it be updated: 42501 from every function that would write.
+CREATE ROLE regress_ir_sees;
+GRANT SELECT, UPDATE ON account TO regress_ir_sees;
+GRANT SELECT, INSERT ON request_result, processed_message TO regress_ir_sees;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO regress_ir_sees;
+INSERT INTO account VALUES (8001, 10);
+ALTER TABLE account ENABLE ROW LEVEL SECURITY;
+CREATE POLICY sees ON account FOR SELECT TO regress_ir_sees USING (true);
+CREATE FUNCTION public.seen(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $2';
+SET ROLE regress_ir_sees;
+SELECT debit_once(8001, 'sees', 1);
+SELECT credit_once(8001, 'sees', 1);
+SELECT run_once(8001, 'sees:v1', 'sees', '{}', 'public.seen(bigint, jsonb)');
+SELECT cancel_request(8001, 'sees:v1', 'sees');
+SELECT accept_message('sees', '00000000-0000-0000-0000-000000000001', 8001);
+SELECT apply_message_once('sees', '00000000-0000-0000-0000-000000000001', 8001, 1);
+SELECT accept_messages('sees', '{00000000-0000-0000-0000-000000000001}', '{8001}');
+SELECT run_once(8002, 'sees:v1', 'sees', '{}', 'public.seen(bigint, jsonb)');
+RESET ROLE;
+DROP POLICY sees ON account;
+ALTER TABLE account DISABLE ROW LEVEL SECURITY;
+DROP FUNCTION public.seen;
+DROP OWNED BY regress_ir_sees;
+DROP ROLE regress_ir_sees;
+
 DROP VIEW needed;
 DROP EXTENSION idempotency_record;
 DROP ROLE regress_ir_grants;
@@ -269,7 +294,6 @@ SELECT balance FROM hostile.account;
 SELECT count(*) FROM hostile.request_result, hostile.processed_message, hostile.accepted_version;
 SELECT string_agg(account_id || ':' || balance, ' ' ORDER BY account_id) AS balances FROM kept.account;
 SELECT string_agg(operation || ':' || request_key, ' ' ORDER BY operation, request_key) AS records FROM kept.request_result;
-
 DROP EXTENSION idempotency_record;
 DROP SCHEMA hostile CASCADE;
 DROP SCHEMA kept CASCADE;

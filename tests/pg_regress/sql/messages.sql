@@ -164,5 +164,14 @@ CREATE TRIGGER t BEFORE INSERT ON processed_message FOR EACH ROW EXECUTE FUNCTIO
 SELECT code LIKE '40%' AS retryable, code = '00000' AS told_to_be_a_repeat FROM refusal($$SELECT accept_messages('suppressed', ms(1), '{1}')$$);
 DROP TRIGGER t ON processed_message;
 
+-- Repeats alone write nothing and work in a READ ONLY transaction.
+INSERT INTO account VALUES (7001, 0);
+SELECT accept_messages('read only', ARRAY[m(1)], ARRAY[7001]) = m(1) AS first;
+BEGIN READ ONLY;
+SELECT count(*) AS new FROM accept_messages('read only', ARRAY[m(1), m(1)], ARRAY[7001, 7001]);
+SELECT pg_current_xact_id_if_assigned() IS NULL AS no_transaction_id;
+SELECT count(*) AS new FROM accept_messages('read only', ARRAY[m(2)], ARRAY[7001]);
+ROLLBACK;
+
 DROP VIEW records;
 DROP EXTENSION idempotency_record;

@@ -173,5 +173,10 @@ INSERT INTO operation_policy (operation) VALUES ('debit:v0');
 INSERT INTO operation_policy (operation) VALUES (repeat('n', 61) || ':v1');
 INSERT INTO operation_policy (operation) VALUES (repeat('n', 60) || ':v1');
 
+-- A retention that is nothing in some months, or too long for the calendar, would be found out too late.
+INSERT INTO operation_policy (operation, retention) VALUES ('month:v1', '1 month -29 days');
+INSERT INTO operation_policy (operation, retention) VALUES ('ages:v1', '300000 years');
+INSERT INTO operation_policy (operation, retention) VALUES ('month:v1', '1 month'), ('ages:v1', '1000 years');
+
 DROP VIEW books;
 DROP EXTENSION idempotency_record;

@@ -337,6 +337,22 @@ SELECT run_once(1, 'pay:v1', 'statement', '{"amount": 1}', 'pay(bigint, jsonb)')
 SELECT run_once(1, 'pay:v1', 'read only', '{}', 'reverberate(bigint, jsonb)');
 ROLLBACK;
 
+-- A handler that writes its own record by hand has executed its own request: no retry could help.
+CREATE FUNCTION writes_its_record(p_account bigint, p_request jsonb) RETURNS jsonb LANGUAGE sql AS $$
+    INSERT INTO request_result (account_id, operation, request_key, request, response)
+    VALUES (p_account, 'own:v1', 'by hand', p_request, '{}') RETURNING response
+$$;
+SELECT code FROM refusal($$SELECT run_once(1, 'own:v1', 'by hand', '{}', 'writes_its_record(bigint, jsonb)')$$);
+SELECT count(*) FROM request_result WHERE request_key = 'by hand';
+-- It sees what was committed up to its own start, also where it is declared STABLE.
+CREATE FUNCTION balance_of(p_account bigint, p_request jsonb) RETURNS jsonb STABLE LANGUAGE sql AS
+    'SELECT to_jsonb(balance) FROM account WHERE account_id = p_account';
+BEGIN;
+UPDATE account SET balance = 4711 WHERE account_id = 1;
+SELECT run_once(1, 'own:v1', 'stable', '{}', 'balance_of(bigint, jsonb)');
+ROLLBACK;
+DROP FUNCTION writes_its_record, balance_of;
+
 DROP SCHEMA closed CASCADE;
 DROP SCHEMA "odd "" schema; SELECT 'x'" CASCADE;
 DROP VIEW books;

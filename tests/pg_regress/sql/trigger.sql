@@ -211,6 +211,32 @@ SELECT purge_expired_keys('0') + 1 = count(*) AS one_kept FROM request_result;
 TABLE books;
 DROP TRIGGER t ON request_result;
 
+-- A trigger that marks the executed request cancelled would deny it: refused, and nothing is left.
+CREATE FUNCTION deny() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW := jsonb_populate_record(NEW, TG_ARGV[0]::jsonb);
+    RETURN NEW;
+END $$;
+SELECT balance AS balance_before FROM account WHERE account_id = 1 \gset
+CREATE TRIGGER t BEFORE INSERT ON request_result FOR EACH ROW WHEN (NOT NEW.cancelled)
+    EXECUTE FUNCTION deny('{"cancelled": true}');
+SELECT code FROM refusal($$SELECT debit_once(1, 'denied', 1)$$);
+DROP TRIGGER t ON request_result;
+CREATE TRIGGER t BEFORE INSERT ON request_result FOR EACH ROW EXECUTE FUNCTION deny('{"request_fingerprint": "\\x01"}');
+SELECT code FROM refusal($$SELECT debit_once(1, 'denied', 1)$$);
+SELECT code FROM refusal($$SELECT credit_once(1, 'denied', 1)$$);
+DROP TRIGGER t ON request_result;
+-- An operation of the user's own is refused as a debit is, and not told to come again.
+CREATE FUNCTION handler(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $2';
+CREATE FUNCTION suppress_all() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER t BEFORE INSERT ON request_result FOR EACH ROW EXECUTE FUNCTION suppress_all();
+SELECT code FROM refusal($$SELECT run_once(1, 'own:v1', 'denied', '{}', 'handler(bigint, jsonb)')$$);
+SELECT code FROM refusal($$SELECT cancel_request(1, 'own:v1', 'denied')$$);
+DROP TRIGGER t ON request_result;
+SELECT balance = :balance_before AS unchanged, (SELECT count(*) FROM request_result WHERE request_key = 'denied') AS records
+  FROM account WHERE account_id = 1;
+DROP FUNCTION deny, handler, suppress_all;
+
 DROP VIEW books;
 DROP FUNCTION refusal, note, suppress, charge_double, charge_nothing, change_time, rewrite, code_with_rewritten, refuse, fee, ask_again,
     fee_of_the_same_account, take, give_back, keep;
