@@ -198,6 +198,7 @@ fn a_session_that_sees_the_extension_dropped_and_created_many_times_lets_its_pla
     // The server's caches grow by themselves with every object that comes and goes; what counts is what we add.
     let (control, _) = growth_over_cycles(&format!(
         "{account}; INSERT INTO request_result VALUES (1, 'debit:v1', 'key', '{{}}', '{{}}');
+         UPDATE account SET balance = 999;
          SELECT pg_sleep(0); SELECT pg_sleep(0); DELETE FROM request_result"
     ));
     let (grown, plans) = growth_over_cycles(&format!(

@@ -47,30 +47,39 @@ plant_seed() {
     ) 9>"$CACHE/seed.lock"
     if [ -d "$TARGET/debug" ]; then cp -an "$TARGET/debug/." "$TARGET/debug.tmp/" && rm -rf "$TARGET/debug"; fi
     mv "$TARGET/debug.tmp" "$TARGET/debug"
+    echo "$seed" >"$TARGET/planted"
 }
 
 save_seed() {
-    local seed paths new
+    local seed ours theirs
     [ -z "${PG_CONFIG:-}" ] || return 0 # built with headers that other clones do not use
     seed=$(seed_dir)
-    paths=$(foreign_paths "$TARGET/debug")
+    ours=$(foreign_paths "$TARGET/debug" | sort)
     (
         flock 9
+        # A seed is what one clone built, never a mixture: files of two clones can have the same name and not fit together,
+        # since paths of the clone are compiled in. So ours replaces one that has nothing else.
         if [ -d "$seed" ]; then
-            new=$(comm -23 <(sort <<<"$paths") <(cd "$seed" && find .fingerprint build deps -mindepth 1 -maxdepth 1 | sort))
-            [ -n "$new" ] || exit 0
+            theirs=$(cd "$seed" && find .fingerprint build deps -mindepth 1 -maxdepth 1 | sort)
+            [ -z "$(comm -13 <(echo "$ours") <(echo "$theirs"))" ] || exit 0
+            [ "$ours" != "$theirs" ] || exit 0
         fi
         rm -rf "$CACHE"/seed/*.new
-        mkdir -p "$CACHE/seed"
-        # Next to the old one and then renamed, so that no seed is ever half of one. What the old one has is kept
-        # (as hard links: seeds do not change), for it may come from other majors than those built here.
-        if [ -d "$seed" ]; then cp -al "$seed" "$seed.new"; else mkdir "$seed.new"; fi
-        (cd "$TARGET/debug" && tr '\n' '\0' <<<"$paths" | xargs -0 cp -a --parents --update --remove-destination -t "$seed.new")
+        mkdir -p "$seed.new"
+        (cd "$TARGET/debug" && tr '\n' '\0' <<<"$ours" | xargs -0 cp -a --parents -t "$seed.new")
+        # Next to the old one and then renamed, so that no seed is ever half of one.
         rm -rf "$seed"
         mv "$seed.new" "$seed"
         # Each compiler and each Cargo.lock has its own; keep the three used last.
         find "$CACHE/seed" -mindepth 1 -maxdepth 1 -printf '%T@ %p\n' | sort -rn | tail -n +4 | cut -d ' ' -f 2- | xargs -r rm -rf
     ) 9>"$CACHE/seed.lock"
+}
+
+# uproot_seed: forgets a seed that this clone started with, and what grew from it. Fails where there was none.
+uproot_seed() {
+    [ -s "$TARGET/planted" ] || return 1
+    say "the build results of another clone do not fit; building anew"
+    rm -rf "$TARGET/debug" "$(cat "$TARGET/planted")" "$TARGET/planted"
 }
 
 # ---- the debug build -------------------------------------------------------------------------------------------
@@ -82,8 +91,8 @@ build_and_install() {
     if [ $# -gt 0 ]; then features+=" pg_test"; fi
     check_writable "$pg_config"
     plant_seed
-    # shellcheck disable=SC2086 # $test is one flag or none
-    cargo_pgrx "$major" install ${1:+--test} --pg-config "$pg_config" --no-default-features --features "$features"
+    local install=(cargo_pgrx "$major" install ${1:+--test} --pg-config "$pg_config" --no-default-features --features "$features")
+    "${install[@]}" || { uproot_seed && "${install[@]}"; }
 }
 
 check_writable() { # check_writable PG_CONFIG
@@ -110,8 +119,9 @@ lint)
     plant_seed
     cargo fmt --all --check
     major=${MAJORS##* }
-    for_major "$major" cargo clippy --quiet --workspace --all-targets \
-        --no-default-features --features "idempotency_record/pg$major idempotency_record/pg_test" -- -D warnings
+    clippy=(for_major "$major" cargo clippy --quiet --workspace --all-targets
+        --no-default-features --features "idempotency_record/pg$major idempotency_record/pg_test" -- -D warnings)
+    "${clippy[@]}" || { uproot_seed && "${clippy[@]}"; }
     save_seed
     ;;
 format) cargo fmt --all ;;
