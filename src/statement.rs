@@ -98,8 +98,8 @@ pub static FIND_DIFFERENCE: Statement = Statement {
 };
 
 /// $1 account, $2 operation, $3 key, $4 request as it is stored, $5 its fingerprint if that is stored instead, $6 what is
-/// added to the balance: locks the account where its balance allows it and takes the
-/// key with the final response; no row if the balance does not suffice, the account does not exist, or the key is taken.
+/// added to the balance: locks the account where its balance allows it and takes the key with the final response; no row
+/// if the balance does not suffice, the account does not exist, or the key is taken.
 ///
 /// The account is locked before the key, since the foreign key's lock on a row that somebody then updates would make a
 /// MultiXact for each concurrent request. FOR UPDATE would deadlock with the foreign key's locks.
@@ -292,8 +292,7 @@ pub static FIND_MESSAGE: Statement = Statement {
 };
 
 /// $1 subscriber, $2 message id, $3 account, $4 fingerprint of the payload, $5 what will be added to the
-/// balance or NULL: locks the
-/// account where its balance allows it and records the message, as [`CLAIM`] does.
+/// balance or NULL: locks the account where its balance allows it and records the message, as [`CLAIM`] does.
 pub static CLAIM_MESSAGE: Statement = Statement {
     text: "INSERT INTO @extschema@.processed_message (subscriber, message_id, account_id, payload_fingerprint, delta)
            SELECT $1, $2, account.account_id, $4, $5
