@@ -34,8 +34,9 @@ plant_seed() {
     local seed
     [ ! -e "$TARGET/debug/.fingerprint" ] || return 0
     seed=$(seed_dir)
+    mkdir -p "$CACHE/seed"
     # After a change of Cargo.lock most of what the last one left is still of use.
-    [ -d "$seed" ] || seed=$(find "$CACHE/seed" -mindepth 1 -maxdepth 1 -printf '%T@ %p\n' 2>/dev/null | sort -rn | sed -n '1s/^[^ ]* //p')
+    [ -d "$seed" ] || seed=$(find "$CACHE/seed" -mindepth 1 -maxdepth 1 -printf '%T@ %p\n' | sort -rn | sed -n '1s/^[^ ]* //p')
     [ -n "$seed" ] || return 0
     say "starting with the build results of another clone"
     mkdir -p "$TARGET"
