@@ -6,7 +6,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  PG="14 18"             the PostgreSQL majors (default: all that are supported; try and lint: the newest)'
-	@echo '  PG_CONFIG=FILE         an installed server instead of the downloaded one'
+	@echo '  PG_CONFIG=FILE         an installed server instead of the downloaded one; try and test install a debug build into it'
 
 setup: ## get this machine ready (the other targets do it too)
 	@tools/setup.sh

@@ -3,6 +3,7 @@
 use pgrx::spi::SpiClient;
 use serde::Serialize;
 
+use crate::account;
 use crate::error::Error;
 use crate::policy::Policy;
 use crate::raw::{Jsonb, Text};
@@ -18,6 +19,12 @@ pub const CREDIT: &str = "credit:v1";
 #[derive(Serialize)]
 struct Amount {
     amount: i64,
+}
+
+/// The response, where there is no record that SQL could make it for.
+#[derive(Serialize)]
+struct Balance {
+    balance: i64,
 }
 
 struct Change {
@@ -53,7 +60,7 @@ fn change(
 impl Operation for Change {
     fn execute(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
         let policy = Policy::of(connected, request.identity.operation)?;
-        let claimed = statement::CLAIM.run(connected, &request.claim(&policy, self.by)?)?;
+        let claimed = statement::CLAIM.run(connected, &request.claim(request.stored(&policy)?, self.by))?;
         let Some(outcome) = Outcome::of_claim(&claimed)? else {
             return Ok(None);
         };
@@ -68,34 +75,20 @@ impl Operation for Change {
 
     fn refuse(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
         let account = request.identity.account;
-        if !is_insufficient(connected, account, self.by)? {
+        if !account::is_insufficient(connected, account, self.by)? {
             return Ok(None);
         }
         let policy = Policy::of(connected, request.identity.operation)?;
         if !policy.saves_refusals() {
             return Err(Error::InsufficientBalance(account));
         }
-        let claimed = statement::CLAIM_REFUSAL.run(connected, &request.claim(&policy, self.by)?)?;
+        let claimed = statement::CLAIM_REFUSAL.run(connected, &request.claim(request.stored(&policy)?, self.by))?;
         Outcome::of_claim(&claimed)
     }
 
-    fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Option<Jsonb>, Error> {
-        statement::CHANGE_BALANCE.run(connected, &[account.into(), self.by.into()])?.first(1)
-    }
-
-    fn refuse_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Error, Error> {
-        if is_insufficient(connected, account, self.by)? {
-            return Ok(Error::InsufficientBalance(account));
-        }
-        let locked = !statement::LOCK_ACCOUNT.run(connected, &[account.into()])?.is_empty();
-        Ok(if locked { Error::WriteSuppressed("account") } else { Error::AccountDenied(account) })
-    }
-}
-
-/// Whether the balance does not allow the change. Where it does not fit a bigint, the claim raises 22003.
-pub fn is_insufficient(connected: &SpiClient<'_>, account: i64, change: i64) -> Result<bool, Error> {
-    match statement::FIND_BALANCE.run(connected, &[account.into()])?.first::<i64>(1)? {
-        None => Err(Error::UnknownAccount(account)),
-        Some(balance) => Ok(balance.checked_add(change).is_some_and(|after| after < 0)),
+    fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Jsonb, Error> {
+        account::lock(connected, account)?;
+        let balance = account::change_balance(connected, account, self.by)?;
+        Jsonb::from_serialize(&Balance { balance: balance.ok_or(Error::InsufficientBalance(account))? })
     }
 }

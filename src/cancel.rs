@@ -2,6 +2,7 @@
 
 use pgrx::spi::SpiClient;
 
+use crate::account;
 use crate::error::Error;
 use crate::once::{self, Once};
 use crate::raw::{Jsonb, Text};
@@ -44,10 +45,7 @@ impl Once for Cancellation<'_> {
     }
 
     fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Self::Answer>, Error> {
-        let account = self.identity.account;
-        if statement::FIND_BALANCE.run(connected, &[account.into()])?.is_empty() {
-            return Err(Error::UnknownAccount(account));
-        }
+        account::is_insufficient(connected, self.identity.account, 0)?;
         Ok(None)
     }
 

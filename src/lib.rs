@@ -6,6 +6,7 @@
 
 use pgrx::prelude::*;
 
+mod account;
 pub mod api;
 mod balance;
 mod cancel;

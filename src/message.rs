@@ -6,7 +6,7 @@ use pgrx::spi::{Spi, SpiClient};
 use crate::error::Error;
 use crate::once::{self, Once};
 use crate::raw::{Int8Array, Jsonb, JsonbArray, Text, UuidArray};
-use crate::{balance, fingerprint, request, statement};
+use crate::{account, fingerprint, request, statement};
 
 /// Where messages are recorded.
 const TABLE: &str = "processed_message";
@@ -77,10 +77,14 @@ pub fn accept_messages(
         if !statement::FIND_NEW_MESSAGE.run(connected, &[subscriber.into(), ids.into()])?.is_empty() {
             let wanted = [subscriber.into(), ids.into(), accounts.into()];
             if let Some(account) = statement::LOCK_ACCOUNTS.run(connected, &wanted)?.first::<i64>(1)? {
-                balance::is_insufficient(connected, account, 0)?;
-                return Err(Error::AccountDenied(account));
+                // One that can be locked now was created since: the foreign key will find it.
+                account::lock(connected, account)?;
             }
-            accepted = statement::ACCEPT_MESSAGES.run(connected, &arguments)?.first::<Vec<Uuid>>(1)?;
+            let recorded = statement::ACCEPT_MESSAGES.run(connected, &arguments)?;
+            if recorded.first::<bool>(2)? != Some(true) {
+                return Err(Error::WriteSuppressed(TABLE));
+            }
+            accepted = recorded.first::<Vec<Uuid>>(1)?;
         }
         let found = statement::FIND_MESSAGES_REUSED.run(connected, &arguments)?;
         if found.is_empty() {
@@ -105,13 +109,11 @@ pub fn accept_version(subscriber: Option<Text>, entity: Option<Text>, version: O
         if !statement::FIND_NEWER_VERSION.run(connected, &arguments)?.is_empty() {
             return Ok(false);
         }
-        if !statement::ACCEPT_VERSION.run(connected, &arguments)?.is_empty() {
-            return Ok(true);
+        match statement::ACCEPT_VERSION.run(connected, &arguments)?.first::<bool>(1)? {
+            Some(true) => Ok(true),
+            None if !statement::FIND_NEWER_VERSION.run(connected, &arguments)?.is_empty() => Ok(false),
+            _ => Err(Error::WriteSuppressed("accepted_version")),
         }
-        if statement::FIND_NEWER_VERSION.run(connected, &arguments)?.is_empty() {
-            return Err(Error::WriteSuppressed("accepted_version"));
-        }
-        Ok(false)
     })
 }
 
@@ -168,12 +170,14 @@ impl Once for Message {
         let Some(delta) = self.delta else {
             return Ok(Some(Delivery::Accepted));
         };
-        let updated = statement::CHANGE_BALANCE.run(connected, &[self.account.into(), delta.into()])?;
-        updated.first(2)?.map(Delivery::Applied).ok_or(Error::WriteSuppressed("account")).map(Some)
+        match account::change_balance(connected, self.account, delta)? {
+            Some(balance) => Ok(Some(Delivery::Applied(balance))),
+            None => Err(Error::WriteSuppressed("account")),
+        }
     }
 
     fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Delivery>, Error> {
-        if balance::is_insufficient(connected, self.account, self.delta.unwrap_or(0))? {
+        if account::is_insufficient(connected, self.account, self.delta.unwrap_or(0))? {
             return Err(Error::InsufficientBalance(self.account));
         }
         Ok(None)

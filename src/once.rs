@@ -2,8 +2,8 @@
 
 use pgrx::spi::{Spi, SpiClient};
 
+use crate::account;
 use crate::error::Error;
-use crate::statement;
 
 /// Something that happens once, and is known by its record.
 pub trait Once {
@@ -43,10 +43,7 @@ pub fn once<O: Once>(what: &O) -> Result<O::Answer, Error> {
             }
         }
         let (account, table) = what.place();
-        if statement::LOCK_ACCOUNT.run(connected, &[account.into()])?.is_empty() {
-            what.refuse(connected)?;
-            return Err(Error::AccountDenied(account));
-        }
+        account::lock(connected, account)?;
         for step in [O::claim, O::find, O::refuse].iter().cycle().take(3 * ATTEMPTS) {
             if let Some(answer) = step(what, connected)? {
                 return Ok(answer);

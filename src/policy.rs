@@ -15,8 +15,10 @@ pub struct Policy(Option<PolicyRow>);
 impl Policy {
     /// What is declared for the operation now.
     pub fn of(_connected: &SpiClient<'_>, operation: &str) -> Result<Self, Error> {
-        let table = statement::policy_table()?;
-        Ok(Self(table.and_then(|table| raw::find_policy(table, operation))))
+        match statement::policy_table()? {
+            Some(table) => Ok(Self(raw::find_policy(table, operation)?)),
+            None => Ok(Self(None)),
+        }
     }
 
     /// Whether a refusal becomes the stored response.

@@ -41,6 +41,12 @@ pub struct Request<'a> {
     pub parameters: Jsonb,
 }
 
+/// What a record keeps of a request: the request, or its fingerprint and the JSON null.
+pub struct Stored {
+    request: Jsonb,
+    fingerprint: Option<Vec<u8>>,
+}
+
 /// An answer, and whether it was stored before.
 pub struct Outcome {
     /// What the first execution answered.
@@ -61,11 +67,8 @@ pub trait Operation {
     /// As [`once::Once::refuse`].
     fn refuse(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error>;
 
-    /// Makes the effect without a record, for a client that sends no key yet. `None` if it is not possible.
-    fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Option<Jsonb>, Error>;
-
-    /// Says why [`Self::execute_unprotected`] did nothing.
-    fn refuse_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Error, Error>;
+    /// Makes the effect without a record, for a client that sends no key yet.
+    fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Jsonb, Error>;
 }
 
 /// Executes an operation once for its key, or, with no key, every time.
@@ -91,10 +94,8 @@ fn execute_unprotected(account: i64, operation: &impl Operation) -> Result<Outco
         "no key: this call has no retry protection",
         "A repeat of this call is executed again."
     );
-    Spi::connect(|connected| match operation.execute_unprotected(connected, account)? {
-        Some(response) => Ok(Outcome { response, replayed: false, executed_at: clock_timestamp(), recorded: false }),
-        None => Err(operation.refuse_unprotected(connected, account)?),
-    })
+    let response = Spi::connect(|connected| operation.execute_unprotected(connected, account))?;
+    Ok(Outcome { response, replayed: false, executed_at: clock_timestamp(), recorded: false })
 }
 
 struct Requested<'a, O> {
@@ -206,19 +207,19 @@ impl Request<'_> {
         [account, operation, key, self.parameters.into()]
     }
 
-    /// The six values of a claim; the last is the statement's own. What is stored of the request is for its policy to say.
-    pub fn claim<'d>(
-        &self,
-        policy: &Policy,
-        last: impl Into<DatumWithOid<'d>>,
-    ) -> Result<[DatumWithOid<'d>; 6], Error> {
-        let [account, operation, key] = self.identity.arguments();
-        let (request, fingerprint) = if policy.stores_fingerprint() {
-            (Jsonb::from_serialize(&())?, Some(fingerprint::of(self.parameters)?))
+    /// What is stored of the request, which is for its policy to say.
+    pub fn stored(&self, policy: &Policy) -> Result<Stored, Error> {
+        Ok(if policy.stores_fingerprint() {
+            Stored { request: Jsonb::from_serialize(&())?, fingerprint: Some(fingerprint::of(self.parameters)?) }
         } else {
-            (self.parameters, None)
-        };
-        Ok([account, operation, key, request.into(), fingerprint.into(), last.into()])
+            Stored { request: self.parameters, fingerprint: None }
+        })
+    }
+
+    /// The six values of a claim; the last is the statement's own.
+    pub fn claim<'d>(&self, stored: Stored, last: impl Into<DatumWithOid<'d>>) -> [DatumWithOid<'d>; 6] {
+        let [account, operation, key] = self.identity.arguments();
+        [account, operation, key, stored.request.into(), stored.fingerprint.into(), last.into()]
     }
 
     /// The stored response, if the key is known, was not cancelled, and came with the same request.

@@ -2,6 +2,7 @@
 
 use pgrx::spi::SpiClient;
 
+use crate::account;
 use crate::error::Error;
 use crate::policy::Policy;
 use crate::raw::{Jsonb, Procedure, Text, is_current_transaction};
@@ -28,31 +29,28 @@ pub fn run(
     }
     let key = request::accept_key(key, Error::Required("key"))?;
     let parameters = parameters.ok_or(Error::Required("request"))?;
-    let function = accept_handler(handler.ok_or(Error::Required("handler"))?)?;
+    let function = handler.ok_or(Error::Required("handler"))?;
+    pgrx::Spi::connect(|connected| check_handler(connected, function))?;
     let outcome = request::execute_once(account, &operation, key, parameters, &Handler { function, parameters })?;
     Ok((operation, outcome))
 }
 
-/// A handler that has the right signature and that the caller may execute.
-fn accept_handler(handler: Procedure) -> Result<Procedure, Error> {
-    pgrx::Spi::connect(|connected| {
-        let found = statement::FIND_HANDLER.run(connected, &[handler.into()])?;
-        let Some(name) = found.first::<Text>(1)? else {
-            return Err(Error::HandlerSignature(None));
-        };
-        if found.first::<bool>(2)? != Some(true) {
-            return Err(Error::HandlerSignature(Some(name.to_message())));
-        }
-        if found.first::<bool>(3)? != Some(true) {
-            return Err(Error::HandlerDenied(name.to_message()));
-        }
-        Ok(handler)
-    })
+/// Refuses a handler that does not exist, has another signature, or that the caller may not execute.
+fn check_handler(connected: &SpiClient<'_>, handler: Procedure) -> Result<(), Error> {
+    let found = statement::FIND_HANDLER.run(connected, &[handler.into()])?;
+    let name = || Ok::<_, Error>(found.first::<Text>(1)?.map(Text::to_message));
+    match (found.first::<bool>(2)?, found.first::<bool>(3)?) {
+        (Some(true), Some(true)) => Ok(()),
+        (Some(true), Some(false)) => Err(Error::HandlerDenied(name()?.unwrap_or_default())),
+        _ => Err(Error::HandlerSignature(name()?)),
+    }
 }
 
 impl Handler {
-    /// Runs the handler as what it is to the caller: an ordinary function call with the caller's rights.
+    /// Runs the handler with the caller's rights. Checked once more, since it may have been dropped, or the right revoked,
+    /// while the account's lock was waited for.
     fn call(&self, connected: &SpiClient<'_>, account: i64) -> Result<Jsonb, Error> {
+        check_handler(connected, self.function)?;
         self.function.call(connected, account, self.parameters).ok_or(Error::NullResponse)
     }
 
@@ -73,18 +71,17 @@ impl Operation for Handler {
     /// finished record. So there is no unfinished record that could be committed.
     fn execute(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
         let account = request.identity.account;
-        if statement::LOCK_ACCOUNT.run(connected, &[account.into()])?.is_empty() {
-            return Ok(None);
-        }
+        account::lock(connected, account)?;
         if let Some(outcome) = request.find(connected)? {
             return Ok(Some(outcome));
         }
+        // Before the handler runs, as everything else that can refuse the request.
+        let stored = request.stored(&Policy::of(connected, request.identity.operation)?)?;
         let response = {
             let _in_flight = InFlight::begin(request.identity);
             self.call(connected, account)?
         };
-        let policy = Policy::of(connected, request.identity.operation)?;
-        let saved = statement::SAVE_RESPONSE.run(connected, &request.claim(&policy, response)?)?;
+        let saved = statement::SAVE_RESPONSE.run(connected, &request.claim(stored, response))?;
         match Outcome::of_claim(&saved)? {
             Some(outcome) => Ok(Some(outcome)),
             None => Err(self.not_saved(connected, request)?),
@@ -92,19 +89,12 @@ impl Operation for Handler {
     }
 
     fn refuse(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
-        balance::is_insufficient(connected, request.identity.account, 0)?;
+        account::is_insufficient(connected, request.identity.account, 0)?;
         Ok(None)
     }
 
-    fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Option<Jsonb>, Error> {
-        if statement::LOCK_ACCOUNT.run(connected, &[account.into()])?.is_empty() {
-            return Ok(None);
-        }
-        self.call(connected, account).map(Some)
-    }
-
-    fn refuse_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Error, Error> {
-        balance::is_insufficient(connected, account, 0)?;
-        Ok(Error::AccountDenied(account))
+    fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Jsonb, Error> {
+        account::lock(connected, account)?;
+        self.call(connected, account)
     }
 }

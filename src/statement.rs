@@ -16,6 +16,9 @@ use pgrx::spi::SpiClient;
 use crate::error::Error;
 use crate::raw::{Extension, Plan, Planning, Rows, catalog_generation, find_extension};
 
+/// The first version, see [`Statement`].
+const VERSION_0_1: &[u8] = b"0.1.0";
+
 /// One SQL text with the types of its parameters.
 pub struct Statement {
     text: &'static str,
@@ -30,7 +33,9 @@ pub struct Statement {
 
 /// The end of a claim: nothing if the key is taken, else the record, and whether it is the one that was claimed. Under a key
 /// that a trigger rewrote a repeat would not be found; a record that one marked cancelled would deny the execution.
-const CLAIMED: &str = "
+macro_rules! claimed {
+    () => {
+        "
            ON CONFLICT (account_id, operation, request_key) DO NOTHING
            RETURNING response, created_at,
                      account_id OPERATOR(pg_catalog.=) $1
@@ -39,7 +44,9 @@ const CLAIMED: &str = "
                      AND request OPERATOR(pg_catalog.=) $4
                      AND NOT cancelled
                      AND COALESCE(request_fingerprint OPERATOR(pg_catalog.=) $5,
-                                  request_fingerprint IS NULL AND $5 IS NULL)";
+                                  request_fingerprint IS NULL AND $5 IS NULL)"
+    };
+}
 
 /// $1 account, $2 operation, $3 key, $4 request: the saved response, when it was executed, whether the saved request is
 /// the same, whether it was cancelled, and the fingerprint, where that is all that was saved of the request.
@@ -135,7 +142,7 @@ pub static CLAIM: Statement = Statement {
                      AND request_key OPERATOR(pg_catalog.=) $3
                      AND request OPERATOR(pg_catalog.=) $4",
     ),
-    returning: CLAIMED,
+    returning: claimed!(),
     planning: Planning::ByIndex,
 };
 
@@ -149,16 +156,9 @@ pub static CLAIM_REFUSAL: Statement = Statement {
             WHERE account.account_id OPERATOR(pg_catalog.=) $1
               AND account.balance OPERATOR(pg_catalog.+) $6 OPERATOR(pg_catalog.<) 0
               FOR NO KEY UPDATE",
-    parameters: &[
-        PgBuiltInOids::INT8OID,
-        PgBuiltInOids::TEXTOID,
-        PgBuiltInOids::TEXTOID,
-        PgBuiltInOids::JSONBOID,
-        PgBuiltInOids::BYTEAOID,
-        PgBuiltInOids::INT8OID,
-    ],
+    parameters: CLAIM.parameters,
     text_0_1: None,
-    returning: CLAIMED,
+    returning: concat!(claimed!(), "\n                     AND response OPERATOR(pg_catalog.?) 'refused'"),
     planning: Planning::ByIndex,
 };
 
@@ -176,7 +176,7 @@ pub static SAVE_RESPONSE: Statement = Statement {
         PgBuiltInOids::JSONBOID,
     ],
     text_0_1: None,
-    returning: CLAIMED,
+    returning: concat!(claimed!(), "\n                     AND response OPERATOR(pg_catalog.=) $6"),
     planning: Planning::ByIndex,
 };
 
@@ -211,13 +211,18 @@ pub static CHANGE_CLAIMED_BALANCE: Statement = Statement {
     planning: Planning::ByIndex,
 };
 
-/// $1 account, $2 amount to add: the response and the balance, where the balance allows it.
+/// $1 account, which is locked, $2 amount to add: the balance, where the old one allows it, and whether it is what it must be.
 pub static CHANGE_BALANCE: Statement = Statement {
     text: "UPDATE @extschema@.account
-              SET balance = balance OPERATOR(pg_catalog.+) $2
-            WHERE account_id OPERATOR(pg_catalog.=) $1
-              AND balance OPERATOR(pg_catalog.+) $2 OPERATOR(pg_catalog.>=) 0
-           RETURNING pg_catalog.jsonb_build_object('balance', balance), balance",
+              SET balance = account.balance OPERATOR(pg_catalog.+) $2
+             FROM (SELECT locked.account_id, locked.balance
+                     FROM @extschema@.account AS locked
+                    WHERE locked.account_id OPERATOR(pg_catalog.=) $1) AS before
+            WHERE account.account_id OPERATOR(pg_catalog.=) $1
+              AND before.account_id OPERATOR(pg_catalog.=) account.account_id
+              AND account.balance OPERATOR(pg_catalog.+) $2 OPERATOR(pg_catalog.>=) 0
+           RETURNING account.balance,
+                     account.balance OPERATOR(pg_catalog.=) (before.balance OPERATOR(pg_catalog.+) $2)",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID],
     text_0_1: None,
     returning: "",
@@ -379,7 +384,7 @@ pub static LOCK_ACCOUNTS: Statement = Statement {
 };
 
 /// $1 subscriber, $2 message ids, $3 accounts, $4 payloads or NULL: records the messages in the order of their ids, and
-/// returns the ids that are new in the order in which they were given.
+/// returns the ids that are new in the order in which they were given, and whether they are recorded as they were given.
 pub static ACCEPT_MESSAGES: Statement = Statement {
     text: "WITH given AS (
                SELECT DISTINCT ON (message_id) message_id, account_id, payload, ordinal
@@ -393,9 +398,17 @@ pub static ACCEPT_MESSAGES: Statement = Statement {
                  FROM given
                 ORDER BY message_id
                ON CONFLICT (subscriber, message_id) DO NOTHING
-               RETURNING message_id
+               RETURNING subscriber, message_id, account_id, payload_fingerprint
            )
-           SELECT pg_catalog.array_agg(given.message_id ORDER BY given.ordinal)
+           SELECT pg_catalog.array_agg(given.message_id ORDER BY given.ordinal),
+                  (SELECT pg_catalog.count(accepted.message_id) FROM accepted)
+                  OPERATOR(pg_catalog.=) pg_catalog.count(given.message_id)
+                  AND COALESCE(pg_catalog.bool_and(
+                          accepted.subscriber OPERATOR(pg_catalog.=) $1
+                          AND accepted.account_id OPERATOR(pg_catalog.=) given.account_id
+                          AND COALESCE(accepted.payload_fingerprint
+                                       OPERATOR(pg_catalog.=) @extschema@.request_fingerprint(given.payload),
+                                       accepted.payload_fingerprint IS NULL AND given.payload IS NULL)), true)
              FROM given
              JOIN accepted ON accepted.message_id OPERATOR(pg_catalog.=) given.message_id",
     parameters: &[
@@ -457,7 +470,9 @@ pub static ACCEPT_VERSION: Statement = Statement {
            ON CONFLICT (subscriber, entity) DO UPDATE
               SET version = excluded.version, accepted_at = excluded.accepted_at
             WHERE accepted.version OPERATOR(pg_catalog.<) excluded.version
-           RETURNING version",
+           RETURNING subscriber OPERATOR(pg_catalog.=) $1
+                     AND entity OPERATOR(pg_catalog.=) $2
+                     AND version OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::INT8OID],
     text_0_1: None,
     returning: "",
@@ -522,7 +537,7 @@ impl Statement {
         if let Some(plan) = saved.flatten() {
             return Ok(plan);
         }
-        let text_0_1 = self.text_0_1.filter(|_| extension.version == b"0.1.0");
+        let text_0_1 = self.text_0_1.filter(|_| extension.version == VERSION_0_1);
         let text = text_0_1.map_or_else(|| [self.text, self.returning].concat(), str::to_owned);
         let text = text.split("@extschema@").map(str::as_bytes).collect::<Vec<_>>().join(&extension.schema[..]);
         let plan = Rc::new(Plan::prepare(connected, text, self.parameters, self.planning)?);
@@ -531,9 +546,13 @@ impl Statement {
     }
 }
 
-/// The extension's `operation_policy`, if its version has one.
+/// The extension's `operation_policy`; `None` for 0.1.0, which has none.
 pub fn policy_table() -> Result<Option<pg_sys::Oid>, Error> {
-    Ok(extension()?.policy_table)
+    let extension = extension()?;
+    match extension.policy_table {
+        None if extension.version != VERSION_0_1 => Err(Error::ForeignTable),
+        table => Ok(table),
+    }
 }
 
 fn with_plans<T>(work: impl FnOnce(&mut Plans) -> T) -> Option<T> {
@@ -595,8 +614,12 @@ mod tests {
         "where",
     ];
     /// What SET assigns is no comparison.
-    const ASSIGNMENTS: [&str; 3] =
-        ["balance = balance", "version = excluded.version", "accepted_at = excluded.accepted_at"];
+    const ASSIGNMENTS: [&str; 4] = [
+        "balance = balance",
+        "balance = account.balance",
+        "version = excluded.version",
+        "accepted_at = excluded.accepted_at",
+    ];
     /// What may follow FROM, JOIN, INTO or UPDATE: qualified names, derived tables, WITH queries, clauses.
     const RELATIONS: [&str; 13] = [
         "SET",
@@ -621,7 +644,7 @@ mod tests {
         let texts: Vec<String> =
             literals.filter(|text| VERBS.iter().any(|verb| text.starts_with(verb))).map(bare).collect();
         let expected = code.matches("Statement = Statement {").count() + code.matches("text_0_1: Some(").count();
-        assert_eq!(texts.len(), expected + 1, "all statements and CLAIMED");
+        assert_eq!(texts.len(), expected + 1, "all statements and claimed");
         texts
     }
 

@@ -262,3 +262,11 @@ pub fn debit_in_background(mut client: Client, account: i64, key: &str, amount: 
         (client, result)
     })
 }
+
+/// Makes this call, SQL as for [`simple`], in a thread of its own, and comes back at once.
+pub fn in_background(mut client: Client, sql: String) -> Background {
+    thread::spawn(move || {
+        let result = simple(&mut client, &sql);
+        (client, result)
+    })
+}

@@ -9,13 +9,14 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use client_tests::{
-    Background, Cluster, DEADLINE, balance, contents, debit, debit_in_background, outcome, pid, report, simple, value,
-    wait_until, wait_until_blocked, wait_until_blocked_count, wait_until_gone,
+    Background, Cluster, DEADLINE, balance, contents, debit, debit_in_background, in_background, outcome, pid, report,
+    simple, value, wait_until, wait_until_blocked, wait_until_blocked_count, wait_until_gone,
 };
 use postgres::Client;
 
 // Two tests with 50 sessions each may run at the same time.
-static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&["max_connections=200"]));
+static CLUSTER: LazyLock<Cluster> =
+    LazyLock::new(|| Cluster::start(&["max_connections=200", "max_prepared_transactions=20"]));
 
 const CROWD: usize = 50;
 
@@ -527,4 +528,219 @@ fn a_purge_neither_waits_for_a_running_debit_nor_blocks_debit_and_replay() {
     assert_eq!(value(&mut holder, "SELECT purge_expired_keys('1 year')"), "0");
     purge.batch_execute("COMMIT").unwrap();
     assert_eq!(debit(&mut observer, 1, "old", 7).unwrap(), r#"{"balance": 990}"#);
+}
+
+/// A handler that notes each of its runs in a sequence, which no rollback undoes, fails on as many of the first as
+/// `failures` says, and does not end before the advisory lock 1 is free.
+fn slow_handler(observer: &mut Client, failures: usize) {
+    observer
+        .batch_execute(&format!(
+            "CREATE SEQUENCE run;
+             CREATE FUNCTION slow(p_account bigint, p_request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+             DECLARE
+                 run bigint := nextval('run');
+             BEGIN
+                 PERFORM pg_advisory_xact_lock_shared(1);
+                 UPDATE account SET balance = balance - (p_request ->> 'amount')::bigint WHERE account_id = p_account;
+                 IF run <= {failures} THEN
+                     RAISE 'failed' USING ERRCODE = 'ZZ001';
+                 END IF;
+                 RETURN jsonb_build_object('run', run);
+             END $$"
+        ))
+        .unwrap();
+}
+
+/// What 50 sessions got that called `run_once` with one new key while the handler of the first was still running.
+fn crowd_at_a_slow_handler(failures: usize) -> (Client, Vec<String>) {
+    let (database, mut observer) = database();
+    slow_handler(&mut observer, failures);
+    let mut gate = CLUSTER.connect_to(&database);
+    gate.batch_execute("BEGIN; SELECT pg_advisory_xact_lock(1)").unwrap();
+    let call = r#"SELECT format('%s %s', response, replayed)
+                    FROM run_once_outcome(1, 'slow:v1', 'key', '{"amount": 100}', 'slow(bigint, jsonb)')"#;
+    let calls: Vec<_> = (0..CROWD).map(|_| in_background(CLUSTER.connect_to(&database), call.into())).collect();
+    wait_until_blocked_count(&mut observer, CROWD);
+    assert_eq!(value(&mut observer, "SELECT last_value FROM run"), "1");
+    gate.batch_execute("COMMIT").unwrap();
+    let mut answers: Vec<_> = calls.into_iter().map(|call| finish(call).1).collect();
+    answers.sort();
+    (observer, answers)
+}
+
+#[test]
+fn fifty_sessions_with_one_new_key_of_a_slow_handler_run_it_once_and_replay_49_times() {
+    let (mut observer, answers) = crowd_at_a_slow_handler(0);
+    assert_eq!(answers[0], r#"done: {"run": 1} f"#);
+    assert_eq!(answers[1..], vec![r#"done: {"run": 1} t"#; CROWD - 1]);
+    assert_eq!(value(&mut observer, "SELECT last_value FROM run"), "1");
+    assert_eq!(balance(&mut observer, 1), 900);
+    assert_eq!(value(&mut observer, "SELECT count(*) FROM request_result"), "1");
+}
+
+#[test]
+fn fifty_sessions_with_one_new_key_of_a_handler_that_fails_three_times_run_it_until_it_succeeds() {
+    let (mut observer, answers) = crowd_at_a_slow_handler(3);
+    assert_eq!(answers[..3], ["ZZ001", "ZZ001", "ZZ001"]);
+    assert_eq!(answers[3], r#"done: {"run": 4} f"#);
+    assert_eq!(answers[4..], vec![r#"done: {"run": 4} t"#; CROWD - 4]);
+    assert_eq!(value(&mut observer, "SELECT last_value FROM run"), "4");
+    assert_eq!(balance(&mut observer, 1), 900);
+}
+
+#[test]
+fn twenty_sessions_with_overlapping_messages_in_any_order_apply_each_once_without_a_deadlock() {
+    const SESSIONS: usize = 20;
+    let (database, mut observer) = database();
+    // Message i is for account i % 10; a session delivers about two thirds of the 200, in an order of its own.
+    observer
+        .batch_execute(
+            "TRUNCATE account CASCADE;
+             INSERT INTO account SELECT i, 0 FROM generate_series(0, 9) AS i;
+             CREATE FUNCTION id(i int) RETURNS uuid LANGUAGE sql IMMUTABLE AS 'SELECT md5(i::text)::uuid';
+             CREATE FUNCTION deliver(session int) RETURNS text LANGUAGE plpgsql AS $$
+             DECLARE
+                 ids uuid[];
+                 accounts bigint[];
+                 accepted uuid[];
+             BEGIN
+                 SELECT array_agg(id(i) ORDER BY md5(format('%s %s', session, i))),
+                        array_agg(i % 10 ORDER BY md5(format('%s %s', session, i)))
+                   INTO ids, accounts
+                   FROM generate_series(0, 199) AS i
+                  WHERE i < 10 OR (i + session) % 3 > 0;
+                 accepted := ARRAY(SELECT accept_messages('billing', ids, accounts));
+                 -- The effect, in an order that is nobody's.
+                 FOR i IN 1 .. cardinality(accepted) LOOP
+                     UPDATE account SET balance = balance + 1
+                      WHERE account_id = accounts[array_position(ids, accepted[i])];
+                 END LOOP;
+                 RETURN array_to_string(accepted, ',');
+             END $$",
+        )
+        .unwrap();
+    let mut gate = CLUSTER.connect_to(&database);
+    gate.batch_execute("BEGIN; SELECT FROM account WHERE account_id = 0 FOR UPDATE").unwrap();
+    let calls: Vec<_> =
+        (0..SESSIONS).map(|i| in_background(CLUSTER.connect_to(&database), format!("SELECT deliver({i})"))).collect();
+    wait_until_blocked_count(&mut observer, SESSIONS);
+    gate.batch_execute("COMMIT").unwrap();
+    let mut accepted = Vec::new();
+    for call in calls {
+        let answer = finish(call).1;
+        let ids = answer.strip_prefix("done: ").unwrap_or_else(|| panic!("{answer}"));
+        accepted.extend(ids.split(',').filter(|id| !id.is_empty()).map(str::to_owned));
+    }
+    accepted.sort();
+    let every =
+        value(&mut observer, "SELECT string_agg(id(i)::text, ',' ORDER BY id(i)) FROM generate_series(0, 199) i");
+    assert_eq!(accepted.join(","), every);
+    assert_eq!(value(&mut observer, "SELECT count(*) FROM processed_message"), "200");
+    assert_eq!(value(&mut observer, "SELECT count(*) FROM account WHERE balance = 20"), "10");
+}
+
+/// What the cancellation and 20 executions of one new key got, all waiting for the account at once, with the cancellation
+/// first or second in the queue.
+fn cancellation_in_a_crowd(operation: &str, execution: &str, first: bool) -> (Client, String, Vec<String>) {
+    let (database, mut observer) = database();
+    slow_handler(&mut observer, 0);
+    let mut gate = CLUSTER.connect_to(&database);
+    gate.batch_execute("BEGIN; SELECT FROM account WHERE account_id = 1 FOR UPDATE").unwrap();
+    let mut next = 0;
+    let mut call = |observer: &mut Client, sql: &str| {
+        let call = in_background(CLUSTER.connect_to(&database), sql.into());
+        next += 1;
+        wait_until_blocked_count(observer, next);
+        call
+    };
+    let cancel = format!("SELECT cancel_request(1, '{operation}', 'key')");
+    let mut executions = Vec::new();
+    if !first {
+        executions.push(call(&mut observer, execution));
+    }
+    let cancellation = call(&mut observer, &cancel);
+    while executions.len() < 20 {
+        executions.push(call(&mut observer, execution));
+    }
+    gate.batch_execute("COMMIT").unwrap();
+    let cancellation = finish(cancellation).1;
+    (observer, cancellation, executions.into_iter().map(|call| finish(call).1).collect())
+}
+
+#[test]
+fn a_cancellation_among_twenty_executions_stops_all_of_them_or_gets_the_one_response_of_all() {
+    let run = r#"SELECT run_once(1, 'slow:v1', 'key', '{"amount": 100}', 'slow(bigint, jsonb)')"#;
+    for (operation, execution, response) in
+        [("debit:v1", "SELECT debit_once(1, 'key', 100)", r#"{"balance": 900}"#), ("slow:v1", run, r#"{"run": 1}"#)]
+    {
+        let (mut observer, cancellation, executions) = cancellation_in_a_crowd(operation, execution, true);
+        assert_eq!(cancellation, "done: NULL", "{operation}");
+        assert_eq!(executions, vec!["22023"; 20], "{operation}");
+        assert_eq!(balance(&mut observer, 1), 1000, "{operation}");
+        assert_eq!(outcome(simple(&mut observer, execution)), "22023");
+        assert_eq!(value(&mut observer, "SELECT is_called FROM run"), "f", "the handler ran");
+
+        let (mut observer, cancellation, executions) = cancellation_in_a_crowd(operation, execution, false);
+        assert_eq!(cancellation, format!("done: {response}"), "{operation}");
+        assert_eq!(executions, vec![format!("done: {response}"); 20], "{operation}");
+        assert_eq!(balance(&mut observer, 1), 900, "{operation}");
+        assert_eq!(value(&mut observer, execution), response);
+    }
+}
+
+/// Calls that take an identity, each with an account of its own, what they answer the first time, and then.
+const CALLS: [(&str, &str, &str); 6] = [
+    ("SELECT debit_once(1, 'key', 100)", r#"{"balance": 900}"#, r#"{"balance": 900}"#),
+    ("SELECT credit_once(2, 'key', 100)", r#"{"balance": 1100}"#, r#"{"balance": 1100}"#),
+    (
+        r#"SELECT format('%s %s', response, replayed)
+             FROM run_once_outcome(3, 'echo:v1', 'key', '{"a": [1]}', 'echo(bigint, jsonb)')"#,
+        r#"{"a": [1]} f"#,
+        r#"{"a": [1]} t"#,
+    ),
+    ("SELECT accept_message('a', md5('1')::uuid, 4)", "t", "f"),
+    ("SELECT apply_message_once('b', md5('1')::uuid, 5, -100)", "900", "NULL"),
+    ("SELECT accept_version('a', 'order', 7)", "t", "f"),
+];
+
+#[test]
+fn a_prepared_transaction_holds_its_keys_until_it_is_committed_or_rolled_back() {
+    let (database, mut observer) = database();
+    observer
+        .batch_execute(
+            "INSERT INTO account SELECT i, 1000 FROM generate_series(2, 5) AS i;
+             CREATE FUNCTION echo(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $2'",
+        )
+        .unwrap();
+    for (call, first, then) in CALLS {
+        for (end, expected) in [("ROLLBACK PREPARED", first), ("COMMIT PREPARED", then)] {
+            let mut holder = CLUSTER.connect_to(&database);
+            holder.batch_execute("BEGIN").unwrap();
+            assert_eq!(value(&mut holder, call), first, "{call}");
+            holder.batch_execute(&format!("PREPARE TRANSACTION '{database}'")).unwrap();
+            // The session is gone, and its transaction is not.
+            drop(holder);
+
+            let mut waiter = CLUSTER.connect_to(&database);
+            waiter.batch_execute("SET lock_timeout = '100ms'").unwrap();
+            assert_eq!(outcome(simple(&mut waiter, call)), "55P03", "{call}");
+            waiter.batch_execute("RESET lock_timeout; BEGIN").unwrap();
+            let backend = pid(&mut waiter);
+            let waiting = in_background(waiter, call.into());
+            wait_until_blocked(&mut observer, backend);
+            observer.batch_execute(&format!("{end} '{database}'")).unwrap();
+            let (mut waiter, got) = finish(waiting);
+            assert_eq!(got, format!("done: {expected}"), "{call} after {end}");
+            assert_eq!(value(&mut waiter, call), then, "{call} after {end}");
+            // The identity is free again for the next round.
+            waiter.batch_execute("ROLLBACK").unwrap();
+        }
+        assert_eq!(value(&mut observer, call), then, "{call}");
+    }
+    let prepared = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()";
+    assert_eq!(value(&mut observer, prepared), "0");
+    assert_eq!(
+        value(&mut observer, "SELECT string_agg(balance::text, ' ' ORDER BY account_id) FROM account"),
+        "900 1100 1000 1000 900"
+    );
 }

@@ -20,6 +20,54 @@ fn session(database: &str, schema: &str) -> Client {
     client
 }
 
+/// Everything that the extension's tables hold, those included that [`contents`] leaves out.
+fn everything(client: &mut Client) -> String {
+    let others = value(
+        client,
+        "SELECT (SELECT coalesce(string_agg(p::text, E'\\n' ORDER BY p.operation), '') FROM operation_policy AS p)
+             || E'\\n--\\n'
+             || (SELECT coalesce(string_agg(v::text, E'\\n' ORDER BY v.subscriber, v.entity), '')
+                   FROM accepted_version AS v)",
+    );
+    format!("{}\n--\n{others}", contents(client))
+}
+
+/// A handler for `run_once`, which is not in the dump: a session makes it for itself.
+const HANDLER: &str = "CREATE FUNCTION pg_temp.echo(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $2'";
+
+/// Calls that the source has made, each with what it answers ever after.
+const CALLS: [(&str, &str); 14] = [
+    // The payload is only a fingerprint, and its number is written in another way.
+    ("apply_message_once('shipping', md5('delta')::uuid, 4, -7, '{\"n\": 1.50}')", "NULL"),
+    ("apply_message_once('shipping', md5('delta')::uuid, 4, -7, '{\"n\": 1.5}')", "NULL"),
+    ("apply_message_once('shipping', md5('delta')::uuid, 4, -8, '{\"n\": 1.5}')", "22023"),
+    ("apply_message_once('shipping', md5('delta')::uuid, 4, -7, '{\"n\": 1.6}')", "22023"),
+    ("accept_message('shipping', md5('delta')::uuid, 5)", "22023"),
+    ("accept_version('billing', E'order\\t7', 9)", "f"),
+    ("debit_once(3, 'cancelled', 1)", "22023"),
+    ("cancel_request(3, 'debit:v1', 'cancelled')", "NULL"),
+    ("debit_once(5, 'poor', 5000)", r#"{"balance": 900, "refused": "insufficient balance"}"#),
+    ("credit_once(2, 'digest', 50)", r#"{"balance": 950}"#),
+    ("credit_once(2, 'digest', 51)", "22023"),
+    (
+        r#"run_once(6, 'echo:v1', 'digest', '{"b": [1.0, null], "a": "\u20ac"}', 'pg_temp.echo(bigint, jsonb)')"#,
+        r#"{"a": "€", "b": [1.0, null]}"#,
+    ),
+    (
+        r#"run_once(6, 'echo:v1', 'digest', '{"a": "€", "b": [1, null]}', 'pg_temp.echo(bigint, jsonb)')"#,
+        r#"{"a": "€", "b": [1.0, null]}"#,
+    ),
+    (r#"run_once(6, 'echo:v1', 'digest', '{"b": [1, null]}', 'pg_temp.echo(bigint, jsonb)')"#, "22023"),
+];
+
+/// Makes [`CALLS`] as repeats, and proves what they answer.
+fn assert_calls_are_repeats(client: &mut Client) {
+    for (call, expected) in CALLS {
+        let got = outcome(simple(client, &format!("SELECT {call}")));
+        assert_eq!(got.strip_prefix("done: ").unwrap_or(&got), expected, "{call}");
+    }
+}
+
 /// A database with the extension in this schema, and rows in each of its tables; with what they hold.
 fn source(schema: &str) -> (String, String) {
     let database = CLUSTER.empty_database("");
@@ -38,23 +86,34 @@ fn source(schema: &str) -> (String, String) {
              SELECT count(debit_once(i, E'key\\t\\\\N''\u{20ac}', 100)) FROM generate_series(1, 500) AS i;
              UPDATE request_result SET created_at = '2001-02-03 04:05:06.789012+00' WHERE account_id = 1;
              INSERT INTO processed_message (subscriber, message_id, account_id)
-             SELECT 'billing', md5(i::text)::uuid, i FROM generate_series(1, 500) AS i",
+             SELECT 'billing', md5(i::text)::uuid, i FROM generate_series(1, 500) AS i;
+             INSERT INTO operation_policy VALUES
+                 ('debit:v1', 'save', 'full', NULL), ('credit:v1', 'raise', 'fingerprint', '2 mons 1 day 03:04:05.678901'),
+                 ('echo:v1', 'raise', 'fingerprint', NULL)",
         )
         .unwrap();
-    let contents = contents(&mut client);
-    (database, contents)
+    client.batch_execute(HANDLER).unwrap();
+    value(&mut client, "SELECT cancel_request(3, 'debit:v1', 'cancelled')");
+    for (call, _) in CALLS {
+        let _ = outcome(simple(&mut client, &format!("SELECT {call}")));
+    }
+    assert_calls_are_repeats(&mut client);
+    let everything = everything(&mut client);
+    (database, everything)
 }
 
 /// Proves that the restored database holds what the source held, and still obeys the contract.
 fn assert_restored(database: &str, schema: &str, expected: &str) {
     let mut client = session(database, schema);
-    assert!(contents(&mut client) == expected, "the rows differ");
+    assert!(everything(&mut client) == expected, "the rows differ");
     for account in [1, 250, 500] {
         let key = "key\t\\N'\u{20ac}";
         assert_eq!(debit(&mut client, account, key, 100).unwrap(), r#"{"balance": 900}"#);
         assert_eq!(outcome(debit(&mut client, account, key, 101)), "22023");
     }
-    assert!(contents(&mut client) == expected, "a replay changed the rows");
+    client.batch_execute(HANDLER).unwrap();
+    assert_calls_are_repeats(&mut client);
+    assert!(everything(&mut client) == expected, "a replay changed the rows");
     let created = "SELECT created_at = '2001-02-03 04:05:06.789012+00' FROM request_result WHERE account_id = 1";
     assert_eq!(value(&mut client, created), "t");
 
@@ -71,6 +130,23 @@ fn assert_restored(database: &str, schema: &str, expected: &str) {
          VALUES (501, 'debit:v1', 'key', '{}', '{}') RETURNING 'kept'",
     );
     assert_eq!(outcome(orphan), "23503");
+    // The policies are in force: a new record has no more than a digest, and the retention that was declared.
+    let credit = "SELECT format('%s %s %s', response, replayed,
+                                expires_at = executed_at + interval '2 mons 1 day 03:04:05.678901')
+                    FROM credit_once_outcome(7, 'new', 1)";
+    assert_eq!(value(&mut client, credit), r#"{"balance": 901} f t"#);
+    let stored = "SELECT format('%s %s', request, encode(request_fingerprint, 'hex')) FROM request_result
+                   WHERE (account_id, operation, request_key) = (7, 'credit:v1', 'new')";
+    let digest = value(&mut client, r#"SELECT encode(request_fingerprint('{"amount": 1}'), 'hex')"#);
+    assert_eq!(value(&mut client, stored), format!("null {digest}"));
+    assert_eq!(
+        value(&mut client, "SELECT debit_once(8, 'poor', 901)"),
+        r#"{"balance": 900, "refused": "insufficient balance"}"#
+    );
+    assert_eq!(value(&mut client, "SELECT accept_version('billing', E'order\\t7', 10)"), "t");
+    // And without them the records stay comparable.
+    client.batch_execute("DELETE FROM operation_policy").unwrap();
+    assert_calls_are_repeats(&mut client);
     // The age survives, and with it the retention that the client was promised.
     assert_eq!(value(&mut client, "SELECT purge_expired_keys('1 day')"), "1");
 }
@@ -136,7 +212,7 @@ fn a_restore_with_parallel_jobs_keeps_every_key_or_fails() {
     CLUSTER.run("pg_dump", &["--format=custom", "--file", &file, &source]);
     let restored = CLUSTER.run_with_input("pg_restore", &["--jobs=3", "--dbname", &target, &file], "");
     let mut client = session(&target, "public");
-    assert!(!restored.status.success() || contents(&mut client) == expected, "keys were lost without a word");
+    assert!(!restored.status.success() || everything(&mut client) == expected, "keys were lost without a word");
 }
 
 #[test]
@@ -173,7 +249,7 @@ fn a_schema_only_dump_restores_an_extension_that_works_and_holds_nothing() {
     let restored = CLUSTER.run_with_input("psql", &["-Xq", "-v", "ON_ERROR_STOP=1", &target], &dump);
     assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
     let mut client = session(&target, ODD_SCHEMA);
-    assert_eq!(contents(&mut client), "\n--\n\n--\n");
+    assert_eq!(everything(&mut client), "\n--\n\n--\n\n--\n\n--\n");
     client.batch_execute("INSERT INTO account VALUES (1, 1000)").unwrap();
     assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
     assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);

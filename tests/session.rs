@@ -13,12 +13,68 @@ fn sessions() -> (Client, Client) {
     let database = CLUSTER.database();
     let mut client = CLUSTER.connect_to(&database);
     client.batch_execute("INSERT INTO account VALUES (1, 1000), (99, 1000)").unwrap();
+    client.batch_execute(HANDLER).unwrap();
     warm_up(&mut client);
     (client, CLUSTER.connect_to(&database))
 }
 
+/// A handler for `run_once`, which is no part of the extension and outlives it.
+const HANDLER: &str = "CREATE FUNCTION public.echo(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $2'";
+
+/// Calls of the functions besides `debit_once` and `purge_expired_keys`, and what they answer where account 99 has none of
+/// the identities yet, and then. `@` stands for a number.
+const CALLS: [(&str, &str, &str); 11] = [
+    ("credit_once(99, 'credit @', 1)->'balance' > '0'", "t", "t"),
+    ("(SELECT replayed FROM credit_once_outcome(99, 'outcome @', 1))", "f", "t"),
+    ("(SELECT replayed FROM debit_once_outcome(99, 'outcome @', 1))", "f", "t"),
+    ("run_once(99, 'echo:v1', 'run @', '[1]', 'public.echo(bigint, jsonb)')", "[1]", "[1]"),
+    (
+        "(SELECT replayed FROM run_once_outcome(99, 'echo:v1', 'outcome @', '{}', 'public.echo(bigint, jsonb)'))",
+        "f",
+        "t",
+    ),
+    ("cancel_request(99, 'debit:v1', 'cancelled @')", "NULL", "NULL"),
+    ("(SELECT response FROM find_request(99, 'echo:v1', 'run @'))", "[1]", "[1]"),
+    ("accept_message('a', md5('@')::uuid, 99, '{}')", "t", "f"),
+    ("apply_message_once('b', md5('@')::uuid, 99, 1) IS NULL", "f", "t"),
+    (
+        "(SELECT count(*) FROM accept_messages('c', ARRAY[md5('@')::uuid, md5('x@')::uuid], '{99, 99}', '{1, 2}'))",
+        "2",
+        "0",
+    ),
+    ("accept_version('a', 'entity @', 1)", "t", "f"),
+];
+
+/// Refusals after [`CALLS`], in which saved plans have a part too.
+const REFUSALS: [(&str, &str); 8] = [
+    ("credit_once(99, 'credit @', 2)", "22023"),
+    ("debit_once(99, 'cancelled @', 1)", "22023"),
+    ("run_once(99, 'echo:v1', 'run @', '[2]', 'public.echo(bigint, jsonb)')", "22023"),
+    ("run_once(99, 'echo:v1', 'run @', '[1]', 'pg_catalog.abs(bigint)')", "42883"),
+    ("accept_message('a', md5('@')::uuid, 1, '{}')", "22023"),
+    ("apply_message_once('b', md5('@')::uuid, 99, 2)", "22023"),
+    ("(SELECT count(*) FROM accept_messages('c', ARRAY[md5('@')::uuid], '{99}', '{3}'))", "22023"),
+    ("cancel_request(404, 'debit:v1', 'key')", "23503"),
+];
+
+/// Calls every function besides `debit_once` with identities of this number, which nobody has had.
+fn assert_calls(client: &mut Client, number: &str) {
+    let call = |client: &mut Client, call: &str| {
+        let got = outcome(simple(client, &format!("SELECT {}", call.replace('@', number))));
+        got.strip_prefix("done: ").unwrap_or(&got).to_owned()
+    };
+    for (sql, first, then) in CALLS {
+        assert_eq!(call(client, sql), first, "{number}: {sql}");
+        assert_eq!(call(client, sql), then, "{number}: again {sql}");
+    }
+    for (sql, expected) in REFUSALS {
+        assert_eq!(call(client, sql), expected, "{number}: {sql}");
+    }
+}
+
 fn warm_up(client: &mut Client) {
     for i in 0..8 {
+        assert_calls(client, &i.to_string());
         debit(client, 99, &format!("warm-up {i}"), 1).unwrap();
         debit(client, 99, &format!("warm-up {i}"), 1).unwrap();
         debit(client, 99, &format!("warm-up {i}"), 2).unwrap_err();
@@ -36,6 +92,7 @@ fn assert_usable(client: &mut Client) {
     assert_eq!(outcome(debit(client, 2, "key", 1)), "23503");
     assert_eq!(balance(client, 1), 900);
     assert_eq!(value(client, "SELECT purge_expired_keys('1 day')"), "0");
+    assert_calls(client, "usable");
 }
 
 #[test]
@@ -121,7 +178,9 @@ fn a_dropped_extension_gives_an_error_that_a_session_survives() {
     let (mut client, mut other) = sessions();
     other.batch_execute("DROP EXTENSION idempotency_record").unwrap();
     assert_eq!(outcome(debit(&mut client, 1, "key", 1)), "42883");
-    other.batch_execute("CREATE EXTENSION idempotency_record; INSERT INTO account VALUES (1, 1000)").unwrap();
+    other
+        .batch_execute("CREATE EXTENSION idempotency_record; INSERT INTO account VALUES (1, 1000), (99, 1000)")
+        .unwrap();
     assert_usable(&mut client);
 }
 
@@ -222,12 +281,18 @@ fn saved_plans_survive_another_session_that_alters_the_tables() {
         "VACUUM FULL account, request_result",
         "CLUSTER request_result USING request_result_pkey",
         "ALTER TABLE account ENABLE ROW LEVEL SECURITY",
+        "ALTER TABLE processed_message ADD COLUMN note text DEFAULT 'x'",
+        "ALTER TABLE accepted_version ADD COLUMN note text NOT NULL DEFAULT 'x'",
+        "ALTER TABLE operation_policy ADD COLUMN note text",
+        "ALTER TABLE operation_policy DROP COLUMN note",
+        "INSERT INTO operation_policy (operation, stored_request) VALUES ('echo:v1', 'fingerprint')",
     ]) {
         other.batch_execute(ddl).unwrap();
         let answer = format!(r#"{{"balance": {}}}"#, 1000 - done);
         assert_eq!(debit(&mut client, 1, ddl, 1).unwrap(), answer, "{ddl}");
         assert_eq!(debit(&mut client, 1, ddl, 1).unwrap(), answer, "{ddl}");
         assert_eq!(outcome(debit(&mut client, 1, ddl, 2)), "22023", "{ddl}");
+        assert_calls(&mut client, &format!("after {done}"));
     }
 }
 

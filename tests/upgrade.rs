@@ -2,9 +2,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use client_tests::{Cluster, balance, debit, environment, outcome, value};
+use client_tests::{
+    Cluster, DEADLINE, balance, contents, debit, environment, in_background, outcome, pid, query, simple, value,
+    wait_until_blocked,
+};
 use postgres::Client;
 
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&[]));
@@ -184,6 +190,33 @@ fn created(version: &str) -> Client {
     client
 }
 
+/// The name of a database with a released version of the extension, in which accounts 1 and 2 hold 1000 each.
+fn released_database(version: &str, script: &Path) -> String {
+    // The script lies where the server looks for it for no longer than it takes, and for one test at a time.
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let database = CLUSTER.empty_database("");
+    let mut client = CLUSTER.connect_to(&database);
+    let _one_at_a_time = INSTALLING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _installed = Installed::new(version, script);
+    client
+        .batch_execute(&format!(
+            "CREATE EXTENSION idempotency_record VERSION '{version}'; INSERT INTO account VALUES (1, 1000), (2, 1000)"
+        ))
+        .unwrap_or_else(|error| panic!("version {version}: {error:?}"));
+    database
+}
+
+/// Runs a test in a database of each released version that can be upgraded to this one.
+fn for_each_upgrade(test: impl Fn(&str)) {
+    let current = current();
+    for (version, script) in released().into_iter().filter(|(version, _)| *version != current) {
+        println!("upgrading from {version}");
+        test(&released_database(&version, &script));
+    }
+}
+
+const UPDATE: &str = "ALTER EXTENSION idempotency_record UPDATE";
+
 #[test]
 fn the_server_has_the_version_that_this_source_is() {
     let installed = "SELECT extversion FROM pg_extension WHERE extname = 'idempotency_record'";
@@ -210,23 +243,280 @@ fn a_released_script_of_this_version_is_what_a_fresh_install_runs() {
 
 #[test]
 fn an_upgrade_from_every_released_version_keeps_the_keys_and_gives_what_a_fresh_install_gives() {
-    let current = current();
-    for (version, script) in released().into_iter().filter(|(version, _)| *version != current) {
-        let _installed = Installed::new(&version, &script);
-        let mut client = created(&version);
-        client.batch_execute("INSERT INTO account VALUES (1, 1000)").unwrap();
+    for_each_upgrade(|database| {
+        let mut client = CLUSTER.connect_to(database);
         // The new library already serves the old version of the extension.
-        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#, "{version}");
-        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#, "{version}");
-        client
-            .batch_execute("ALTER EXTENSION idempotency_record UPDATE")
-            .unwrap_or_else(|error| panic!("{version}: {error:?}"));
-        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#, "{version}");
-        assert_eq!(outcome(debit(&mut client, 1, "key", 101)), "22023", "{version}");
+        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+        client.batch_execute(UPDATE).unwrap();
+        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+        assert_eq!(outcome(debit(&mut client, 1, "key", 101)), "22023");
         assert_eq!(balance(&mut client, 1), 900);
         let difference = difference(&inventory(&mut fresh()), &inventory(&mut client));
-        assert!(difference.is_empty(), "upgraded from {version}:\n{}", difference.join("\n"));
+        assert!(difference.is_empty(), "upgraded:\n{}", difference.join("\n"));
+    });
+}
+
+/// Uses the functions that every version has often enough for generic plans, on account 2.
+fn warm_up(client: &mut Client) {
+    for i in 0..8 {
+        let left = 999 - i;
+        for _ in 0..2 {
+            let got = debit(client, 2, &format!("warm-up {i}"), 1);
+            assert_eq!(outcome(got), format!(r#"done: {{"balance": {left}}}"#));
+        }
+        assert_eq!(outcome(debit(client, 2, &format!("warm-up {i}"), 2)), "22023");
+        assert_eq!(outcome(debit(client, 2, "poor", 100_000)), "P0001");
+        assert_eq!(value(client, "SELECT purge_expired_keys('1 day')"), "0");
     }
+}
+
+#[test]
+fn the_new_library_keeps_the_contract_on_the_objects_of_every_released_version() {
+    for_each_upgrade(|database| {
+        let mut client = CLUSTER.connect_to(database);
+        warm_up(&mut client);
+        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+        assert_eq!(debit(&mut client, 1, "other", 50).unwrap(), r#"{"balance": 850}"#);
+        let before = contents(&mut client);
+        client.batch_execute("BEGIN READ ONLY").unwrap();
+        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+        assert_eq!(outcome(debit(&mut client, 1, "new", 1)), "25006");
+        client.batch_execute("ROLLBACK").unwrap();
+        for (account, key, amount, expected) in [
+            (1, "key", 101, "22023"),
+            (1, "", 1, "22023"),
+            (1, "new", 0, "22023"),
+            (1, &"k".repeat(256), 1, "22023"),
+            (1, "new", 851, "P0001"),
+            (9, "new", 1, "23503"),
+        ] {
+            assert_eq!(outcome(debit(&mut client, account, key, amount)), expected, "{account} {key} {amount}");
+        }
+        client.batch_execute("SET idempotency_record.require_key = off").unwrap();
+        client.batch_execute("BEGIN").unwrap();
+        assert_eq!(value(&mut client, "SELECT debit_once(1, NULL, 50)"), r#"{"balance": 800}"#);
+        client.batch_execute("ROLLBACK; RESET idempotency_record.require_key").unwrap();
+        assert_eq!(contents(&mut client), before);
+
+        // One session waits for another, by the account's row.
+        let mut holder = CLUSTER.connect_to(database);
+        holder.batch_execute("BEGIN").unwrap();
+        assert_eq!(debit(&mut holder, 1, "held", 50).unwrap(), r#"{"balance": 800}"#);
+        let mut waiter = CLUSTER.connect_to(database);
+        let backend = pid(&mut waiter);
+        let waiting = in_background(waiter, "SELECT debit_once(1, 'held', 50)".into());
+        wait_until_blocked(&mut client, backend);
+        holder.batch_execute("COMMIT").unwrap();
+        assert_eq!(outcome(waiting.join().expect("no panic").1), r#"done: {"balance": 800}"#);
+
+        client.batch_execute("UPDATE request_result SET created_at = '2001-01-01' WHERE request_key = 'key'").unwrap();
+        assert_eq!(outcome(query(&mut client, "SELECT purge_expired_keys('-1 day')::text", &[])), "22023");
+        assert_eq!(value(&mut client, "SELECT purge_expired_keys('1 year')"), "1");
+        assert_eq!(debit(&mut client, 1, "key", 700).unwrap(), r#"{"balance": 100}"#);
+        assert_eq!(debit(&mut client, 1, "other", 50).unwrap(), r#"{"balance": 850}"#);
+    });
+}
+
+/// What another session does after the update: a policy, a cancellation, and a record that only the new version can have.
+const NEWS: &str =
+    "INSERT INTO operation_policy (operation, refusals, stored_request) VALUES ('debit:v1', 'save', 'fingerprint');
+                    SELECT cancel_request(1, 'debit:v1', 'cancelled'), debit_once(1, 'digest', 100)";
+
+/// Proves that a session knows [`NEWS`], where account 1 held 800 before; and that it knows what is older.
+fn assert_up_to_date(client: &mut Client) {
+    assert_eq!(debit(client, 2, "warm-up 3", 1).unwrap(), r#"{"balance": 996}"#);
+    assert_eq!(outcome(debit(client, 2, "warm-up 3", 2)), "22023");
+    assert_eq!(outcome(debit(client, 1, "cancelled", 100)), "22023");
+    assert_eq!(debit(client, 1, "digest", 100).unwrap(), r#"{"balance": 700}"#);
+    assert_eq!(outcome(debit(client, 1, "digest", 101)), "22023");
+    let refused = r#"{"balance": 700, "refused": "insufficient balance"}"#;
+    assert_eq!(debit(client, 1, "poor", 701).unwrap(), refused);
+    assert_eq!(debit(client, 1, "poor", 701).unwrap(), refused);
+    let stored = "SELECT count(*) FROM request_result WHERE request = 'null' AND request_fingerprint IS NOT NULL";
+    assert_eq!(value(client, stored), "2");
+    assert_eq!(value(client, "SELECT credit_once(1, 'poor', 1)"), r#"{"balance": 701}"#);
+    assert_eq!(value(client, "SELECT accept_message('billing', md5('1')::uuid, 1)"), "t");
+    assert_eq!(value(client, "SELECT purge_expired_keys('1 day')"), "0");
+}
+
+#[test]
+fn sessions_with_saved_plans_go_on_when_another_session_updates() {
+    for_each_upgrade(|database| {
+        let mut idle = CLUSTER.connect_to(database);
+        warm_up(&mut idle);
+        // It comes back without having done anything in between.
+        let mut other = CLUSTER.connect_to(database);
+        assert_eq!(debit(&mut other, 1, "key", 200).unwrap(), r#"{"balance": 800}"#);
+        other.batch_execute(UPDATE).unwrap();
+        other.batch_execute(NEWS).unwrap();
+        assert_up_to_date(&mut idle);
+        assert_eq!(debit(&mut idle, 1, "key", 200).unwrap(), r#"{"balance": 800}"#);
+    });
+}
+
+#[test]
+fn a_prepared_statement_goes_on_when_another_session_updates() {
+    for_each_upgrade(|database| {
+        let mut client = CLUSTER.connect_to(database);
+        let statement = client.prepare("SELECT debit_once($1, $2, $3)::text").unwrap();
+        let mut call = |key: &str, amount: i64| {
+            outcome(client.query_one(&statement, &[&1_i64, &key, &amount]).and_then(|row| row.try_get(0)))
+        };
+        for i in 1..=8 {
+            let answer = format!(r#"done: {{"balance": {}}}"#, 1000 - i);
+            assert_eq!(call(&format!("key {i}"), 1), answer);
+            assert_eq!(call(&format!("key {i}"), 1), answer);
+        }
+        let mut other = CLUSTER.connect_to(database);
+        other.batch_execute(UPDATE).unwrap();
+        assert_eq!(call("key 8", 1), r#"done: {"balance": 992}"#);
+        other.batch_execute(NEWS).unwrap();
+        assert_eq!(call("key 8", 1), r#"done: {"balance": 992}"#);
+        assert_eq!(call("key 8", 2), "22023");
+        assert_eq!(call("cancelled", 1), "22023");
+        assert_eq!(call("digest", 100), r#"done: {"balance": 892}"#);
+        assert_eq!(call("digest", 1), "22023");
+        assert_eq!(call("new", 2), r#"done: {"balance": 890}"#);
+    });
+}
+
+#[test]
+fn a_transaction_with_a_snapshot_from_before_the_update_goes_on_and_the_next_one_knows_what_came_after() {
+    for isolation in ["REPEATABLE READ", "SERIALIZABLE"] {
+        for_each_upgrade(|database| {
+            let mut client = CLUSTER.connect_to(database);
+            warm_up(&mut client);
+            assert_eq!(debit(&mut client, 1, "key", 200).unwrap(), r#"{"balance": 800}"#);
+            client.batch_execute(&format!("BEGIN ISOLATION LEVEL {isolation}; SELECT FROM account")).unwrap();
+            let mut other = CLUSTER.connect_to(database);
+            other.batch_execute(UPDATE).unwrap();
+            // A policy and a cancellation, which change no account.
+            other
+                .batch_execute(
+                    "INSERT INTO operation_policy (operation, refusals, stored_request) VALUES ('debit:v1', 'save', 'fingerprint');
+                     SELECT cancel_request(1, 'debit:v1', 'cancelled')",
+                )
+                .unwrap();
+            // What is in the snapshot replays and is compared, what is not there yet can only be found out by a new one.
+            assert_eq!(debit(&mut client, 1, "key", 200).unwrap(), r#"{"balance": 800}"#);
+            assert_eq!(debit(&mut client, 2, "new", 1).unwrap(), r#"{"balance": 991}"#);
+            client.batch_execute("SAVEPOINT s").unwrap();
+            assert_eq!(outcome(debit(&mut client, 1, "key", 201)), "22023");
+            client.batch_execute("ROLLBACK TO SAVEPOINT s").unwrap();
+            assert_eq!(outcome(debit(&mut client, 1, "cancelled", 100)), "40001");
+            client.batch_execute("ROLLBACK").unwrap();
+            assert_eq!(balance(&mut client, 2), 992);
+
+            other.batch_execute("SELECT debit_once(1, 'digest', 100)").unwrap();
+            client.batch_execute(&format!("BEGIN ISOLATION LEVEL {isolation}")).unwrap();
+            assert_eq!(debit(&mut client, 1, "digest", 100).unwrap(), r#"{"balance": 700}"#);
+            client.batch_execute("COMMIT").unwrap();
+            assert_up_to_date(&mut client);
+        });
+    }
+}
+
+#[test]
+fn an_update_waits_for_the_debits_of_an_open_transaction_which_go_on_meanwhile() {
+    for_each_upgrade(|database| {
+        let mut client = CLUSTER.connect_to(database);
+        warm_up(&mut client);
+        client.batch_execute("BEGIN").unwrap();
+        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+        let mut other = CLUSTER.connect_to(database);
+        let mut observer = CLUSTER.connect_to(database);
+        let backend = pid(&mut other);
+        let updating = in_background(other, format!("{UPDATE}; SELECT 'updated'"));
+        wait_until_blocked(&mut observer, backend);
+        // A call of another session waits for the update, and then goes on.
+        let mut late = CLUSTER.connect_to(database);
+        warm_up_replays(&mut client);
+        let backend = pid(&mut late);
+        let waiting = in_background(late, "SELECT debit_once(1, 'key', 100)".into());
+        wait_until_blocked(&mut observer, backend);
+
+        assert_eq!(debit(&mut client, 1, "more", 100).unwrap(), r#"{"balance": 800}"#);
+        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+        client.batch_execute("COMMIT").unwrap();
+        let (mut other, updated) = updating.join().expect("no panic");
+        assert_eq!(outcome(updated), "done: updated");
+        let (mut late, answer) = waiting.join().expect("no panic");
+        assert_eq!(outcome(answer), r#"done: {"balance": 900}"#);
+        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+        other.batch_execute(NEWS).unwrap();
+        assert_up_to_date(&mut client);
+        assert_eq!(debit(&mut late, 1, "digest", 100).unwrap(), r#"{"balance": 700}"#);
+        assert_eq!(outcome(simple(&mut late, "SELECT debit_once(1, 'cancelled', 1)")), "22023");
+    });
+}
+
+/// Replays of what [`warm_up`] has recorded.
+fn warm_up_replays(client: &mut Client) {
+    for i in 0..8 {
+        let answer = format!(r#"{{"balance": {}}}"#, 999 - i);
+        assert_eq!(debit(client, 2, &format!("warm-up {i}"), 1).unwrap(), answer);
+    }
+}
+
+#[test]
+fn clients_that_debit_all_the_time_notice_nothing_of_the_update() {
+    const CLIENTS: usize = 4;
+    for_each_upgrade(|database| {
+        let mut observer = CLUSTER.connect_to(database);
+        observer.batch_execute("UPDATE account SET balance = 1000000").unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let calls: Arc<[AtomicUsize; CLIENTS]> = Arc::default();
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|number| {
+                let (stop, calls) = (Arc::clone(&stop), Arc::clone(&calls));
+                let mut client = CLUSTER.connect_to(database);
+                thread::spawn(move || {
+                    let mut answers = Vec::new();
+                    while !stop.load(Ordering::Relaxed) {
+                        let i = answers.len();
+                        // Two clients share each account. A fresh one, the same again, an earlier one, a mismatch.
+                        let account = i64::try_from(number % 2 + 1).unwrap();
+                        let key = |i: usize| format!("{number} {i}");
+                        answers.push(debit(&mut client, account, &key(i), 1).expect("a fresh debit"));
+                        for earlier in [i, i / 2] {
+                            let replay = debit(&mut client, account, &key(earlier), 1).expect("a replay");
+                            assert_eq!(replay, answers[earlier]);
+                        }
+                        assert_eq!(outcome(debit(&mut client, account, &key(i), 2)), "22023");
+                        calls[number].fetch_add(1, Ordering::Relaxed);
+                    }
+                    answers.len()
+                })
+            })
+            .collect();
+        // Each client is in the midst of it before and after.
+        let each_makes_more = || {
+            let before: Vec<_> = calls.iter().map(|calls| calls.load(Ordering::Relaxed)).collect();
+            let start = Instant::now();
+            while calls.iter().zip(&before).any(|(calls, before)| calls.load(Ordering::Relaxed) < before + 20) {
+                assert!(
+                    start.elapsed() < DEADLINE && !clients.iter().any(|client| client.is_finished()),
+                    "no progress"
+                );
+                thread::sleep(Duration::from_millis(5));
+            }
+        };
+        each_makes_more();
+        observer.batch_execute(UPDATE).unwrap();
+        each_makes_more();
+        observer
+            .batch_execute(
+                "INSERT INTO operation_policy (operation, stored_request) VALUES ('debit:v1', 'fingerprint')",
+            )
+            .unwrap();
+        each_makes_more();
+        stop.store(true, Ordering::Relaxed);
+        let debits: usize = clients.into_iter().map(|client| client.join().expect("no panic")).sum();
+        assert_eq!(value(&mut observer, "SELECT count(*) FROM request_result"), debits.to_string());
+        assert_eq!(value(&mut observer, "SELECT 2000000 - sum(balance) FROM account"), debits.to_string());
+        assert_ne!(value(&mut observer, "SELECT count(request_fingerprint) FROM request_result"), "0");
+    });
 }
 
 #[test]

@@ -74,22 +74,27 @@ const CALLS: u64 = 18_000;
 const CONTEXT_BOUND: u64 = CALLS / 5 * 16;
 
 // The kernel counts pages, and malloc keeps some, hence a wider bound: a cache line for each call.
-const RESIDENT_BOUND: u64 = CALLS * 64;
+const RESIDENT_BYTES: u64 = 64;
 
 /// Proves that the calls from the 2,000th to the 20,000th leave nothing behind in the backend. `calls` makes the SQL that
 /// makes the calls from one number to another.
 fn assert_flat(client: &mut Client, calls: impl Fn(u64, u64) -> String) {
+    assert_flat_over(client, WARM, CALLS, calls);
+}
+
+/// As [`assert_flat`], with other numbers.
+fn assert_flat_over(client: &mut Client, warm: u64, count: u64, calls: impl Fn(u64, u64) -> String) {
     let run = |client: &mut Client, from, to| client.batch_execute(&calls(from, to)).expect("the calls");
-    run(client, 1, WARM);
+    run(client, 1, warm);
     // Once more, so that whatever the measuring itself keeps is there.
     memory(client);
     let before = memory(client);
-    run(client, WARM + 1, WARM + CALLS);
+    run(client, warm + 1, warm + count);
     let after = memory(client);
     let grown = after.contexts.saturating_sub(before.contexts);
-    assert!(grown < CONTEXT_BOUND, "{grown} bytes in memory contexts after {CALLS} calls");
+    assert!(grown < CONTEXT_BOUND, "{grown} bytes in memory contexts after {count} calls");
     let grown = after.resident.saturating_sub(before.resident);
-    assert!(grown < RESIDENT_BOUND, "{grown} bytes of the process after {CALLS} calls");
+    assert!(grown < count * RESIDENT_BYTES, "{grown} bytes of the process after {count} calls");
 }
 
 fn with_account() -> Client {
@@ -207,4 +212,147 @@ fn a_session_that_sees_the_extension_dropped_and_created_many_times_lets_its_pla
     assert_eq!(plans, 0, "plans of the extension that is gone");
     // Less than one context for each cycle, the smallest of which takes 1 kB.
     assert!(grown - control < 80 * 1024, "{} bytes more than without us", grown - control);
+}
+
+/// [`with_account`], and a handler. What `full:v1` stores is the default, of the others a fingerprint.
+fn with_handler() -> Client {
+    let mut client = with_account();
+    client
+        .batch_execute(
+            "CREATE FUNCTION echo(bigint, jsonb) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN RETURN $2; END';
+             INSERT INTO operation_policy (operation, refusals, stored_request, retention)
+             SELECT operation, 'save', 'fingerprint', '1 day'
+               FROM unnest('{echo:v1,debit:v1,credit:v1}'::text[]) AS operation",
+        )
+        .unwrap();
+    client
+}
+
+#[test]
+fn ten_thousand_keys_of_run_once_in_one_transaction_run_and_then_replay() {
+    let mut client = with_handler();
+    client
+        .batch_execute(
+            "CREATE FUNCTION withdraw(p_account bigint, p_request jsonb) RETURNS jsonb LANGUAGE sql AS
+                 'UPDATE account SET balance = balance - 1 WHERE account_id = p_account
+                  RETURNING jsonb_build_object(''n'', p_request)'",
+        )
+        .unwrap();
+    // Half of them with a fingerprint.
+    let call = "SELECT sum((run_once(1, CASE i % 2 WHEN 0 THEN 'echo:v1' ELSE 'full:v1' END, 'key-' || i, to_jsonb(i),
+                                     'withdraw(bigint, jsonb)') ->> 'n')::bigint)
+                  FROM generate_series(1, 10000) AS i";
+    let left = "SELECT balance FROM account";
+    client.batch_execute("BEGIN").unwrap();
+    assert_eq!(value(&mut client, call), "50005000");
+    client.batch_execute("COMMIT").unwrap();
+    assert_eq!(value(&mut client, left), "999990000");
+    client.batch_execute("BEGIN READ ONLY").unwrap();
+    assert_eq!(value(&mut client, call), "50005000");
+    client.batch_execute("COMMIT").unwrap();
+    assert_eq!(value(&mut client, left), "999990000");
+    assert_eq!(
+        value(&mut client, "SELECT count(*) || ' ' || count(request_fingerprint) FROM request_result"),
+        "10000 5000"
+    );
+}
+
+// In the following tests each round of the loop calls several functions, hence fewer rounds: still enough that the smallest
+// chunk that one of the functions left behind each time would exceed the bound.
+const ROUNDS: u64 = 3_700;
+const WARM_ROUNDS: u64 = 300;
+const _: () = assert!(ROUNDS * 16 > CONTEXT_BOUND);
+
+/// Executions of every kind, for as many keys.
+const FRESH: &str = r#"
+    PERFORM run_once(1, 'echo:v1', 'run ' || i, '{"a": [1, {"b": null}]}', 'echo(bigint, jsonb)');
+    PERFORM run_once_outcome(1, 'full:v1', 'outcome ' || i, '{"a": 1.50}', 'echo(bigint, jsonb)');
+    PERFORM debit_once_outcome(1, 'outcome ' || i, 1);
+    PERFORM credit_once_outcome(1, 'outcome ' || i, 1);
+    PERFORM cancel_request(1, 'debit:v1', 'cancelled ' || i);"#;
+
+/// Messages of every kind.
+const MESSAGES: &str = r#"
+    PERFORM accept_message('a', md5(i::text)::uuid, 1, '{"a": [1, {"b": null}]}');
+    PERFORM apply_message_once('b', md5(i::text)::uuid, 1, 1, '{"a": 1.50}');
+    PERFORM accept_messages('c', ARRAY[md5(i::text)::uuid, md5('x' || i)::uuid], '{1, 1}', '{1, "[]"}');
+    PERFORM accept_version('d', 'entity', i);"#;
+
+#[test]
+fn memory_stays_flat_over_executions_cancellations_and_messages_in_transactions_of_their_own() {
+    let mut client = with_handler();
+    assert_flat_over(&mut client, WARM_ROUNDS, ROUNDS, |from, to| in_loop(from, to, &format!("{FRESH} COMMIT;")));
+    let records = (5 * (WARM_ROUNDS + ROUNDS)).to_string();
+    assert_eq!(value(&mut client, "SELECT count(*) FROM request_result"), records);
+    assert_flat_over(&mut client, WARM_ROUNDS, ROUNDS, |from, to| in_loop(from, to, &format!("{MESSAGES} COMMIT;")));
+    let messages = (4 * (WARM_ROUNDS + ROUNDS)).to_string();
+    assert_eq!(value(&mut client, "SELECT count(*) FROM processed_message"), messages);
+}
+
+#[test]
+fn memory_stays_flat_over_replays_and_repeats_of_every_function_in_one_transaction() {
+    let mut client = with_handler();
+    let bodies = [FRESH, MESSAGES].concat().replace("|| i", "|| 1").replace("i::text", "'1'").replace("i)", "1)");
+    let lookups =
+        r#"PERFORM find_request(1, 'echo:v1', 'run 1'); PERFORM request_fingerprint('{"a": [1.0, "\u20ac"]}');"#;
+    let repeat = |from, to| in_loop(from, to, &format!("{bodies} {lookups}"));
+    client.batch_execute(&repeat(1, 1)).unwrap();
+    let before = contents(&mut client);
+    client.batch_execute("BEGIN READ ONLY").unwrap();
+    assert_flat_over(&mut client, WARM_ROUNDS, ROUNDS, repeat);
+    client.batch_execute("COMMIT").unwrap();
+    assert!(contents(&mut client) == before, "a repeat changed something");
+}
+
+#[test]
+fn memory_stays_flat_over_refusals_of_every_function_that_the_caller_catches() {
+    let mut client = with_handler();
+    client
+        .batch_execute(
+            "CREATE FUNCTION failing(bigint, jsonb) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN RAISE ''x''; END';
+             CREATE FUNCTION nothing(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT NULL::jsonb';
+             CREATE FUNCTION again(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS
+                 $$SELECT run_once($1, 'echo:v1', 'again', $2, 'again(bigint, jsonb)')$$;
+             SELECT cancel_request(1, 'echo:v1', 'cancelled'), credit_once(1, 'key', 1),
+                    run_once(1, 'echo:v1', 'key', '1', 'echo(bigint, jsonb)'),
+                    accept_message('a', md5('1')::uuid, 1, '1'), apply_message_once('b', md5('1')::uuid, 1, 1, '1');
+             BEGIN",
+        )
+        .unwrap();
+    // Each is made 900 times: 64 bytes that one of them left behind would be noticed.
+    let calls = [
+        "run_once(1, 'echo:v1', 'cancelled', '1', 'echo(bigint, jsonb)')",
+        "run_once(1, 'echo:v1', 'key', '2', 'echo(bigint, jsonb)')",
+        "run_once(1, 'echo:v1', 'new', '1', 'failing(bigint, jsonb)')",
+        "run_once(1, 'echo:v1', 'new', '1', 'nothing(bigint, jsonb)')",
+        "run_once(1, 'echo:v1', 'again', '1', 'again(bigint, jsonb)')",
+        "run_once(1, 'echo:v1', 'new', '1', 4294967295::oid)",
+        "run_once(1, 'echo:v1', 'new', '1', 'abs(int)')",
+        "run_once(1, 'echo', 'new', '1', 'echo(bigint, jsonb)')",
+        "run_once(9, 'echo:v1', 'new', '1', 'echo(bigint, jsonb)')",
+        "credit_once_outcome(1, 'key', 2)",
+        "credit_once(1, 'much', 9223372036854775807)",
+        "cancel_request(9, 'debit:v1', 'key')",
+        "accept_message('a', md5('1')::uuid, 1, '2')",
+        "apply_message_once('b', md5('1')::uuid, 1, 2)",
+        "apply_message_once('b', md5('2')::uuid, 1, -2000000000)",
+        "accept_messages('a', ARRAY[md5('1')::uuid], '{9}')",
+        "accept_messages('a', ARRAY[md5('1')::uuid], '{1, 1}')",
+        "accept_messages('a', ARRAY[md5('1')::uuid, md5('3')::uuid], '{1, 1}', '{2, 2}')",
+        "accept_version('a', '', 1)",
+        "request_fingerprint((repeat('[', 200) || repeat(']', 200))::jsonb)",
+    ];
+    let cases: String = calls.iter().enumerate().map(|(at, call)| format!("WHEN {at} THEN PERFORM {call};")).collect();
+    let body = format!(
+        "BEGIN
+             CASE i % {} {cases} END CASE;
+             RAISE 'not refused' USING ERRCODE = 'ZZZZZ';
+         EXCEPTION WHEN SQLSTATE '22023' OR SQLSTATE '23503' OR SQLSTATE 'P0001' OR SQLSTATE '22003' OR SQLSTATE '22004'
+                     OR SQLSTATE '42883' OR SQLSTATE '54001' THEN NULL; END;",
+        calls.len()
+    );
+    assert_flat(&mut client, |from, to| in_loop(from, to, &body));
+    client.batch_execute("COMMIT").unwrap();
+    assert_eq!(value(&mut client, "SELECT count(*) FROM request_result"), "3");
+    assert_eq!(value(&mut client, "SELECT count(*) FROM processed_message"), "2");
 }

@@ -6,6 +6,8 @@ use core::ffi::CStr;
 use pgrx::datum::Interval;
 use pgrx::prelude::*;
 
+use crate::error::Error;
+
 /// What the server's catalogue says of the extension.
 #[derive(PartialEq, Eq)]
 pub struct Extension {
@@ -35,47 +37,53 @@ pub fn find_extension() -> Option<Extension> {
     let key = pg_sys::Datum::from(name.as_ptr());
     let index = pg_sys::Oid::from(pg_sys::ExtensionNameIndexId);
     let attribute = pg_sys::Anum_pg_extension_extname as i16;
-    let (oid, namespace, version, tables) = first_row(
-        pg_sys::ExtensionRelationId,
-        |_| index,
-        attribute,
-        pg_sys::F_NAMEEQ,
-        key,
-        |row| {
+    let (oid, namespace, version, tables) =
+        first_row(pg_sys::ExtensionRelationId, index, attribute, pg_sys::F_NAMEEQ, key, |row| {
             let namespace = row.get::<pg_sys::Oid>(pg_sys::Anum_pg_extension_extnamespace as i16)?;
             let version = row.get::<Vec<u8>>(pg_sys::Anum_pg_extension_extversion as i16)?;
             let tables = row.get::<Vec<pg_sys::Oid>>(pg_sys::Anum_pg_extension_extconfig as i16).unwrap_or_default();
             Some((row.get::<pg_sys::Oid>(pg_sys::Anum_pg_extension_oid as i16)?, namespace, version, tables))
-        },
-    )??;
+        })???;
     // Who may write pg_extension.extconfig is who creates the extension, so that its tables are the extension's own.
     let policy_table = tables.into_iter().find(|&table| relation_name(table).as_deref() == Some(c"operation_policy"));
     Some(Extension { oid, version, schema: quoted_schema(namespace)?, policy_table })
 }
 
-/// The row of an operation in the extension's `operation_policy`.
-pub fn find_policy(table: pg_sys::Oid, operation: &str) -> Option<PolicyRow> {
-    let attribute = |name: &CStr| {
-        // SAFETY: a look-up by oid and name, which answers 0 where there is nothing.
-        unsafe { pg_sys::get_attnum(table, name.as_ptr()) }
-    };
-    let key = operation.into_datum()?;
-    first_row(table, primary_key, attribute(c"operation"), pg_sys::F_TEXTEQ, key, |row| {
+/// The row of an operation in the extension's `operation_policy`; an error if that is not the table that it was created as.
+/// A policy that could not be read must not be taken for none.
+pub fn find_policy(table: pg_sys::Oid, operation: &str) -> Result<Option<PolicyRow>, Error> {
+    let [operation_column, refusals, stored_request] = [c"operation", c"refusals", c"stored_request"];
+    let operation_column = column(table, operation_column, pg_sys::TEXTOID)?;
+    let refusals = column(table, refusals, pg_sys::TEXTOID)?;
+    let stored_request = column(table, stored_request, pg_sys::TEXTOID)?;
+    let retention = column(table, c"retention", pg_sys::INTERVALOID)?;
+    let key = operation.into_datum().ok_or(Error::Operation)?;
+    // No index: there are few operations, and which index the table's owner has is not for sure.
+    let found = first_row(table, pg_sys::InvalidOid, operation_column, pg_sys::F_TEXTEQ, key, |row| {
         Some(PolicyRow {
-            refusals: row.get(attribute(c"refusals"))?,
-            stored_request: row.get(attribute(c"stored_request"))?,
-            retention: row.get(attribute(c"retention")),
+            refusals: row.get(refusals)?,
+            stored_request: row.get(stored_request)?,
+            retention: row.get(retention),
         })
-    })?
+    })
+    .ok_or(Error::ForeignTable)?;
+    match found {
+        Some(None) => Err(Error::ForeignTable),
+        Some(row) => Ok(row),
+        None => Ok(None),
+    }
 }
 
-fn primary_key(relation: pg_sys::Relation) -> pg_sys::Oid {
-    // SAFETY: the relation is open.
+/// The number of a column of this name and type.
+fn column(table: pg_sys::Oid, name: &CStr, of_type: pg_sys::Oid) -> Result<i16, Error> {
+    // SAFETY: look-ups by oid, name and number, which answer 0 where there is nothing.
     unsafe {
-        #[cfg(feature = "pg18")]
-        return pg_sys::RelationGetPrimaryKeyIndex(relation, false);
-        #[cfg(not(feature = "pg18"))]
-        return pg_sys::RelationGetPrimaryKeyIndex(relation);
+        let attribute = pg_sys::get_attnum(table, name.as_ptr());
+        if attribute > 0 && pg_sys::get_atttype(table, attribute) == of_type {
+            Ok(attribute)
+        } else {
+            Err(Error::ForeignTable)
+        }
     }
 }
 
@@ -121,42 +129,44 @@ impl Row {
     }
 }
 
-/// Reads the first row whose attribute equals the key by the function `equals`, in the collation "C".
+/// Reads the first row whose attribute, of the type that `equals` compares, equals the key in the collation "C". `None` if
+/// there is no such table any more, or it has been altered since its columns were looked up; else the row, if there is one.
 fn first_row<T>(
     table: pg_sys::Oid,
-    index: impl FnOnce(pg_sys::Relation) -> pg_sys::Oid,
+    index: pg_sys::Oid,
     attribute: i16,
     equals: u32,
     key: pg_sys::Datum,
     read: impl FnOnce(&Row) -> T,
-) -> Option<T> {
-    if attribute < 1 {
-        return None;
-    }
+) -> Option<Option<T>> {
+    let key_type = if equals == pg_sys::F_NAMEEQ { pg_sys::NAMEOID } else { pg_sys::TEXTOID };
     // SAFETY: the order of calls is the server's own for a scan of a catalogue. The relation stays open and locked until
-    // the row has been read; after an error the server closes both.
+    // the row has been read, so that the type of its key column, which is checked under the lock, is the one that is
+    // compared; after an error the server closes all.
     unsafe {
         let relation = pg_sys::try_relation_open(table, pg_sys::AccessShareLock as i32);
         if relation.is_null() {
             return None;
         }
-        let index = index(relation);
-        let mut scan_key = core::mem::zeroed::<pg_sys::ScanKeyData>();
-        pg_sys::ScanKeyEntryInitialize(
-            &mut scan_key,
-            0,
-            attribute,
-            pg_sys::BTEqualStrategyNumber as _,
-            pg_sys::InvalidOid,
-            pg_sys::C_COLLATION_OID,
-            equals.into(),
-            key,
-        );
-        let by_index = index != pg_sys::InvalidOid;
-        let scan = pg_sys::systable_beginscan(relation, index, by_index, core::ptr::null_mut(), 1, &mut scan_key);
-        let tuple = pg_sys::systable_getnext(scan);
-        let result = (!tuple.is_null()).then(|| read(&Row { tuple, description: (*relation).rd_att }));
-        pg_sys::systable_endscan(scan);
+        let mut result = None;
+        if pg_sys::SPI_gettypeid((*relation).rd_att, attribute.into()) == key_type {
+            let mut scan_key = core::mem::zeroed::<pg_sys::ScanKeyData>();
+            pg_sys::ScanKeyEntryInitialize(
+                &mut scan_key,
+                0,
+                attribute,
+                pg_sys::BTEqualStrategyNumber as _,
+                pg_sys::InvalidOid,
+                pg_sys::C_COLLATION_OID,
+                equals.into(),
+                key,
+            );
+            let by_index = index != pg_sys::InvalidOid;
+            let scan = pg_sys::systable_beginscan(relation, index, by_index, core::ptr::null_mut(), 1, &mut scan_key);
+            let tuple = pg_sys::systable_getnext(scan);
+            result = Some((!tuple.is_null()).then(|| read(&Row { tuple, description: (*relation).rd_att })));
+            pg_sys::systable_endscan(scan);
+        }
         pg_sys::relation_close(relation, pg_sys::AccessShareLock as i32);
         result
     }

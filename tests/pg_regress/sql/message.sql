@@ -134,6 +134,14 @@ SELECT code, message FROM refusal($$SELECT accept_message('mixed', m(1), 1, '{"n
 ROLLBACK;
 TABLE books;
 
+-- A trigger that keeps the balance what it was would lose the message's effect: refused, and not recorded.
+CREATE FUNCTION keep_balance() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.balance := OLD.balance; RETURN NEW; END';
+CREATE TRIGGER t BEFORE UPDATE ON account FOR EACH ROW EXECUTE FUNCTION keep_balance();
+SELECT code FROM refusal($$SELECT apply_message_once('kept', m(1), 1, 5)$$);
+SELECT count(*) FROM processed_message WHERE subscriber = 'kept';
+DROP TRIGGER t ON account;
+DROP FUNCTION keep_balance;
+
 -- Arguments, before anything is looked up.
 SELECT call, code, message
   FROM unnest(ARRAY[

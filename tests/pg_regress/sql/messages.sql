@@ -164,6 +164,14 @@ CREATE TRIGGER t BEFORE INSERT ON processed_message FOR EACH ROW EXECUTE FUNCTIO
 SELECT code LIKE '40%' AS retryable, code = '00000' AS told_to_be_a_repeat FROM refusal($$SELECT accept_messages('suppressed', ms(1), '{1}')$$);
 DROP TRIGGER t ON processed_message;
 
+-- A trigger that takes the fingerprint away would let another payload pass: refused as for one message.
+CREATE FUNCTION forget_payload() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.payload_fingerprint := NULL; RETURN NEW; END';
+CREATE TRIGGER t BEFORE INSERT ON processed_message FOR EACH ROW EXECUTE FUNCTION forget_payload();
+SELECT code FROM refusal($$SELECT accept_messages('forgets', ARRAY[m(1)], '{1}', ARRAY[jsonb '1'])$$);
+SELECT code FROM refusal($$SELECT accept_messages('forgets', ARRAY[m(1)], '{1}')$$);
+DROP TRIGGER t ON processed_message;
+DROP FUNCTION forget_payload;
+
 -- Repeats alone write nothing and work in a READ ONLY transaction.
 INSERT INTO account VALUES (7001, 0);
 SELECT accept_messages('read only', ARRAY[m(1)], ARRAY[7001]) = m(1) AS first;

@@ -167,6 +167,39 @@ SELECT run_once(1, 'note:v1', 'deep', (repeat('[', 128) || repeat(']', 128))::js
        run_once(1, 'note:v1', 'deep', (repeat('[', 128) || repeat(']', 128))::jsonb, 'note(bigint, jsonb)');
 TABLE books;
 
+-- A table that is not what it was created as is not taken for one without policies.
+BEGIN;
+ALTER TABLE operation_policy ALTER COLUMN stored_request TYPE varchar(20);
+SELECT code FROM refusal($$SELECT debit_once(1, 'altered', 1)$$);
+ROLLBACK;
+BEGIN;
+ALTER TABLE operation_policy DROP CONSTRAINT operation_policy_pkey, DROP CONSTRAINT operation_policy_operation_check;
+DELETE FROM operation_policy;
+ALTER TABLE operation_policy ALTER COLUMN operation TYPE bigint USING 7;
+INSERT INTO operation_policy (operation) VALUES (7);
+SELECT code FROM refusal($$SELECT debit_once(1, 'altered', 1)$$);
+ROLLBACK;
+BEGIN;
+ALTER TABLE operation_policy DROP COLUMN refusals;
+SELECT code FROM refusal($$SELECT debit_once(1, 'altered', 1)$$);
+ROLLBACK;
+ALTER TABLE operation_policy RENAME TO policy_of_operation;
+\c -
+\set VERBOSITY sqlstate
+SELECT code FROM refusal($$SELECT debit_once(1, 'altered', 1)$$);
+ALTER TABLE policy_of_operation RENAME TO operation_policy;
+\c -
+\set VERBOSITY sqlstate
+-- In another primary key it is the same table.
+BEGIN;
+ALTER TABLE operation_policy DROP CONSTRAINT operation_policy_pkey;
+DELETE FROM operation_policy;
+ALTER TABLE operation_policy ADD PRIMARY KEY (stored_request);
+INSERT INTO operation_policy (operation, stored_request) VALUES ('debit:v1', 'fingerprint');
+SELECT debit_once(1, 'another key', 1) IS NOT NULL AS executed;
+SELECT request, request_fingerprint IS NOT NULL AS fingerprint FROM request_result WHERE request_key = 'another key';
+ROLLBACK;
+
 -- A name that no operation can have would have no effect.
 INSERT INTO operation_policy (operation) VALUES ('debit');
 INSERT INTO operation_policy (operation) VALUES ('debit:v0');

@@ -211,6 +211,14 @@ SELECT purge_expired_keys('0') + 1 = count(*) AS one_kept FROM request_result;
 TABLE books;
 DROP TRIGGER t ON request_result;
 
+-- A trigger that rewrites what a handler answered is refused too.
+CREATE FUNCTION handler(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $2';
+CREATE FUNCTION other_response() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN NEW.response := '{"x": 1}'; RETURN NEW; END$$;
+CREATE TRIGGER t BEFORE INSERT ON request_result FOR EACH ROW EXECUTE FUNCTION other_response();
+SELECT code FROM refusal($$SELECT run_once(1, 'own:v1', 'rewritten', '{}', 'handler(bigint, jsonb)')$$);
+DROP TRIGGER t ON request_result;
+DROP FUNCTION handler, other_response;
+
 -- A trigger that marks the executed request cancelled would deny it: refused, and nothing is left.
 CREATE FUNCTION deny() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

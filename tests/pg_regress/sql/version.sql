@@ -60,6 +60,13 @@ SELECT accept_version('s', 'e', 102);
 -- In one statement each call sees the one before.
 SELECT accept_version('s', 'n', 1), accept_version('s', 'n', 1), accept_version('s', 'n', 2), accept_version('s', 'n', 1);
 
+-- A trigger that records another entity is refused, the first time too.
+CREATE FUNCTION lower_entity() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.entity := lower(NEW.entity); RETURN NEW; END';
+CREATE TRIGGER t BEFORE INSERT ON accepted_version FOR EACH ROW EXECUTE FUNCTION lower_entity();
+SELECT code FROM refusal($$SELECT accept_version('s', 'ENTITY', 1)$$);
+DROP TRIGGER t ON accepted_version;
+DROP FUNCTION lower_entity;
+
 -- Arguments.
 SELECT call, code, message
   FROM unnest(ARRAY[$$accept_version(NULL, 'e', 1)$$, $$accept_version('', 'e', 1)$$, $$accept_version(repeat('s', 256), 'e', 1)$$,

@@ -1,0 +1,44 @@
+//! The account that a request or message is about: its lock, and whether its balance allows a change.
+
+use pgrx::spi::SpiClient;
+
+use crate::error::Error;
+use crate::statement;
+
+/// Locks the account until the end of the transaction, or says why that is not possible.
+pub fn lock(connected: &SpiClient<'_>, account: i64) -> Result<(), Error> {
+    // Twice, since the account may have been created between the first try and the look.
+    for _ in 0..2 {
+        if !statement::LOCK_ACCOUNT.run(connected, &[account.into()])?.is_empty() {
+            return Ok(());
+        }
+        find_balance(connected, account)?;
+    }
+    Err(Error::AccountDenied(account))
+}
+
+/// Whether the balance does not allow the change. Where it does not fit a bigint, the claim raises 22003.
+pub fn is_insufficient(connected: &SpiClient<'_>, account: i64, change: i64) -> Result<bool, Error> {
+    Ok(find_balance(connected, account)?.checked_add(change).is_some_and(|after| after < 0))
+}
+
+/// Changes the balance of an account that is locked. `None` if it does not suffice.
+pub fn change_balance(connected: &SpiClient<'_>, account: i64, change: i64) -> Result<Option<i64>, Error> {
+    let changed = statement::CHANGE_BALANCE.run(connected, &[account.into(), change.into()])?;
+    if changed.is_empty() {
+        return if is_insufficient(connected, account, change)? {
+            Ok(None)
+        } else {
+            Err(Error::WriteSuppressed("account"))
+        };
+    }
+    if changed.first::<bool>(2)? != Some(true) {
+        return Err(Error::WriteSuppressed("account"));
+    }
+    changed.first(1)
+}
+
+fn find_balance(connected: &SpiClient<'_>, account: i64) -> Result<i64, Error> {
+    let found = statement::FIND_BALANCE.run(connected, &[account.into()])?;
+    found.first(1)?.ok_or(Error::UnknownAccount(account))
+}
