@@ -486,7 +486,12 @@ impl Reference {
                 Some(_) => INVALID,
             };
         }
+        let (_, fingerprint) = self.policy(operation);
         let balance = self.balances.get_mut(&account).ok_or("23503")?;
+        // What cannot be recorded does not run.
+        if fingerprint && request.too_deep && identity.is_some() {
+            return Err("54001");
+        }
         let response = match handler {
             "echo" => request.normal.clone(),
             "json_null" => "null".into(),
@@ -511,11 +516,7 @@ impl Reference {
             "reentering" | "cancelling" => return INVALID,
             _ => unreachable!("{handler}"),
         };
-        let (_, fingerprint) = self.policy(operation);
         if let Some(identity) = identity {
-            if fingerprint && request.too_deep {
-                return Err("54001");
-            }
             self.records.insert(identity, Record { request: group, fingerprint, response: Some(response.clone()) });
         }
         Ok((response, false))
