@@ -35,23 +35,24 @@ wait_for() {
     die "$1 did not get there: $2"
 }
 
-# Two sessions with the same new key. Session 1 holds its transaction open until session 2 waits.
+# Two sessions with the same new key. Session 1 holds its transaction open until session 2 waits. What session 2 answers is
+# shown when session 1 has told its end, which is when it happens.
 race() {
-    local one two first second
+    local one first second call="SELECT debit_once(1, 'checkout-43', 100);"
     exec {one}> >(PGAPPNAME="session 1" client -Xqe -P footer=off 2>&1 | sed -u 's/^/    session 1 | /')
     first=$!
     echo "BEGIN;" >&"$one"
-    echo "SELECT debit_once(1, 'checkout-43', 100);" >&"$one"
+    echo "$call" >&"$one"
     wait_for "session 1" "state = 'idle in transaction'"
-    exec {two}> >(PGAPPNAME="session 2" client -Xqe -P footer=off 2>&1 | sed -u 's/^/    session 2 | /')
+    PGAPPNAME="session 2" client -Xq -P footer=off -c "$call" >"$DIR/session2" 2>&1 &
     second=$!
-    echo "SELECT debit_once(1, 'checkout-43', 100);" >&"$two"
     wait_for "session 2" "wait_event_type = 'Lock'"
+    echo "    session 2 | $call"
     echo "    (session 2 waits: session 1 may still commit or roll back)"
     printf '%s\n' "COMMIT;" "\\q" >&"$one"
     wait "$first"
-    echo "\\q" >&"$two"
     wait "$second"
+    sed 's/^/    session 2 | /' "$DIR/session2"
 }
 
 case ${1:-} in
