@@ -2,15 +2,12 @@
 
 ALTER TABLE request_result ADD COLUMN request_fingerprint bytea;
 ALTER TABLE request_result ADD COLUMN cancelled boolean NOT NULL DEFAULT false;
-ALTER TABLE request_result ADD CONSTRAINT request_result_cancelled_check CHECK (NOT cancelled OR (request = 'null' AND response = 'null'));
 COMMENT ON TABLE request_result IS
     'One idempotency record for each executed request: the key, the request and the response, stored in the same transaction as the effect. Written by debit_once, credit_once, run_once and cancel_request, deleted by purge_expired_keys; a row that is deleted by hand makes its key executable again.';
 COMMENT ON COLUMN request_result.request_fingerprint IS
     'The digest of the request where the operation''s policy keeps no more than that, and request is null; else NULL.';
 COMMENT ON COLUMN request_result.cancelled IS
     'Whether cancel_request took the key before the request ran. It never will; request and response are null.';
-COMMENT ON CONSTRAINT request_result_cancelled_check ON request_result IS
-    'A cancelled request has no response that it could hide.';
 
 ALTER TABLE processed_message ADD COLUMN delta bigint;
 COMMENT ON COLUMN processed_message.delta IS

@@ -8,8 +8,7 @@ CREATE TABLE request_result (
     request_fingerprint bytea,
     cancelled   boolean NOT NULL DEFAULT false,
     CONSTRAINT request_result_pkey PRIMARY KEY (account_id, operation, request_key),
-    CONSTRAINT request_result_account_id_fkey FOREIGN KEY (account_id) REFERENCES account,
-    CONSTRAINT request_result_cancelled_check CHECK (NOT cancelled OR (request = 'null' AND response = 'null'))
+    CONSTRAINT request_result_account_id_fkey FOREIGN KEY (account_id) REFERENCES account
 );
 
 CREATE INDEX request_result_created_at_idx ON request_result (created_at);
@@ -36,8 +35,6 @@ COMMENT ON CONSTRAINT request_result_pkey ON request_result IS
     'Decides which of two sessions executes. Dropping it switches idempotency off.';
 COMMENT ON CONSTRAINT request_result_account_id_fkey ON request_result IS
     'An account with live records cannot be deleted.';
-COMMENT ON CONSTRAINT request_result_cancelled_check ON request_result IS
-    'A cancelled request has no response that it could hide.';
 COMMENT ON INDEX request_result_created_at_idx IS
     'Makes purge_expired_keys cost what it deletes, not what the table holds.';
 
