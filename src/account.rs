@@ -12,9 +12,14 @@ pub fn lock(connected: &SpiClient<'_>, account: i64) -> Result<(), Error> {
         if !statement::LOCK_ACCOUNT.run(connected, &[account.into()])?.is_empty() {
             return Ok(());
         }
-        find_balance(connected, account)?;
+        check_exists(connected, account)?;
     }
     Err(Error::AccountDenied(account))
+}
+
+/// Refuses an account that does not exist.
+pub fn check_exists(connected: &SpiClient<'_>, account: i64) -> Result<(), Error> {
+    find_balance(connected, account).map(drop)
 }
 
 /// Whether the balance does not allow the change. Where it does not fit a bigint, the claim raises 22003.

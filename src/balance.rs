@@ -59,7 +59,7 @@ fn change(
 
 impl Operation for Change {
     fn execute(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
-        let policy = Policy::of(connected, request.identity.operation)?;
+        let policy = Policy::of(request.identity.operation)?;
         let claimed = statement::CLAIM.run(connected, &request.claim(request.stored(&policy)?, self.by))?;
         let Some(outcome) = Outcome::of_claim(&claimed)? else {
             return Ok(None);
@@ -78,7 +78,7 @@ impl Operation for Change {
         if !account::is_insufficient(connected, account, self.by)? {
             return Ok(None);
         }
-        let policy = Policy::of(connected, request.identity.operation)?;
+        let policy = Policy::of(request.identity.operation)?;
         if !policy.saves_refusals() {
             return Err(Error::InsufficientBalance(account));
         }

@@ -45,7 +45,7 @@ impl Once for Cancellation<'_> {
     }
 
     fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Self::Answer>, Error> {
-        account::is_insufficient(connected, self.identity.account, 0)?;
+        account::check_exists(connected, self.identity.account)?;
         Ok(None)
     }
 

@@ -1,7 +1,6 @@
 //! What is declared for an operation in `operation_policy`.
 
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::spi::SpiClient;
 
 use crate::error::Error;
 use crate::raw::{self, PolicyRow};
@@ -14,7 +13,7 @@ pub struct Policy(Option<PolicyRow>);
 
 impl Policy {
     /// What is declared for the operation now.
-    pub fn of(_connected: &SpiClient<'_>, operation: &str) -> Result<Self, Error> {
+    pub fn of(operation: &str) -> Result<Self, Error> {
         match statement::policy_table()? {
             Some(table) => Ok(Self(raw::find_policy(table, operation)?)),
             None => Ok(Self(None)),

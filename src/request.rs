@@ -275,7 +275,7 @@ impl Outcome {
         if !self.recorded {
             return Ok(None);
         }
-        Spi::connect(|connected| Ok(Policy::of(connected, operation)?.expiry(self.executed_at)))
+        Ok(Policy::of(operation)?.expiry(self.executed_at))
     }
 }
 

@@ -76,7 +76,7 @@ impl Operation for Handler {
             return Ok(Some(outcome));
         }
         // Before the handler runs, as everything else that can refuse the request.
-        let stored = request.stored(&Policy::of(connected, request.identity.operation)?)?;
+        let stored = request.stored(&Policy::of(request.identity.operation)?)?;
         let response = {
             let _in_flight = InFlight::begin(request.identity);
             self.call(connected, account)?
@@ -89,7 +89,7 @@ impl Operation for Handler {
     }
 
     fn refuse(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
-        account::is_insufficient(connected, request.identity.account, 0)?;
+        account::check_exists(connected, request.identity.account)?;
         Ok(None)
     }
 

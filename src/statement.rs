@@ -387,14 +387,14 @@ pub static LOCK_ACCOUNTS: Statement = Statement {
 /// returns the ids that are new in the order in which they were given, and whether they are recorded as they were given.
 pub static ACCEPT_MESSAGES: Statement = Statement {
     text: "WITH given AS (
-               SELECT DISTINCT ON (message_id) message_id, account_id, payload, ordinal
+               SELECT DISTINCT ON (message_id)
+                      message_id, account_id, @extschema@.request_fingerprint(payload) AS fingerprint, ordinal
                  FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4)) WITH ORDINALITY
                       AS given (message_id, account_id, payload, ordinal)
                 ORDER BY message_id, ordinal
            ), accepted AS (
                INSERT INTO @extschema@.processed_message (subscriber, message_id, account_id, payload_fingerprint)
-               SELECT $1, message_id, account_id,
-                      CASE WHEN payload IS NOT NULL THEN @extschema@.request_fingerprint(payload) END
+               SELECT $1, message_id, account_id, fingerprint
                  FROM given
                 ORDER BY message_id
                ON CONFLICT (subscriber, message_id) DO NOTHING
@@ -406,9 +406,8 @@ pub static ACCEPT_MESSAGES: Statement = Statement {
                   AND COALESCE(pg_catalog.bool_and(
                           accepted.subscriber OPERATOR(pg_catalog.=) $1
                           AND accepted.account_id OPERATOR(pg_catalog.=) given.account_id
-                          AND COALESCE(accepted.payload_fingerprint
-                                       OPERATOR(pg_catalog.=) @extschema@.request_fingerprint(given.payload),
-                                       accepted.payload_fingerprint IS NULL AND given.payload IS NULL)), true)
+                          AND COALESCE(accepted.payload_fingerprint OPERATOR(pg_catalog.=) given.fingerprint,
+                                       accepted.payload_fingerprint IS NULL AND given.fingerprint IS NULL)), true)
              FROM given
              JOIN accepted ON accepted.message_id OPERATOR(pg_catalog.=) given.message_id",
     parameters: &[
@@ -426,17 +425,17 @@ pub static ACCEPT_MESSAGES: Statement = Statement {
 /// whether a payload differs; NULL and NULL if one is not recorded at all.
 pub static FIND_MESSAGES_REUSED: Statement = Statement {
     text: "SELECT recorded.account_id OPERATOR(pg_catalog.<>) given.account_id AS account_differs,
-                  recorded.payload_fingerprint
-                  OPERATOR(pg_catalog.<>) @extschema@.request_fingerprint(given.payload) AS payload_differs
-             FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4))
-                  AS given (message_id, account_id, payload)
+                  recorded.payload_fingerprint OPERATOR(pg_catalog.<>) given.fingerprint AS payload_differs
+             FROM (SELECT message_id, account_id, @extschema@.request_fingerprint(payload) AS fingerprint
+                     FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4))
+                          AS given (message_id, account_id, payload)
+                   OFFSET 0) AS given
              LEFT JOIN @extschema@.processed_message AS recorded
                ON recorded.subscriber OPERATOR(pg_catalog.=) $1
               AND recorded.message_id OPERATOR(pg_catalog.=) given.message_id
             WHERE recorded.message_id IS NULL
                OR recorded.account_id OPERATOR(pg_catalog.<>) given.account_id
-               OR recorded.payload_fingerprint
-                  OPERATOR(pg_catalog.<>) @extschema@.request_fingerprint(given.payload)
+               OR recorded.payload_fingerprint OPERATOR(pg_catalog.<>) given.fingerprint
             ORDER BY account_differs DESC NULLS LAST
             LIMIT 1",
     parameters: &[

@@ -52,10 +52,9 @@ pub fn find_extension() -> Option<Extension> {
 /// The row of an operation in the extension's `operation_policy`; an error if that is not the table that it was created as.
 /// A policy that could not be read must not be taken for none.
 pub fn find_policy(table: pg_sys::Oid, operation: &str) -> Result<Option<PolicyRow>, Error> {
-    let [operation_column, refusals, stored_request] = [c"operation", c"refusals", c"stored_request"];
-    let operation_column = column(table, operation_column, pg_sys::TEXTOID)?;
-    let refusals = column(table, refusals, pg_sys::TEXTOID)?;
-    let stored_request = column(table, stored_request, pg_sys::TEXTOID)?;
+    let operation_column = column(table, c"operation", pg_sys::TEXTOID)?;
+    let refusals = column(table, c"refusals", pg_sys::TEXTOID)?;
+    let stored_request = column(table, c"stored_request", pg_sys::TEXTOID)?;
     let retention = column(table, c"retention", pg_sys::INTERVALOID)?;
     let key = operation.into_datum().ok_or(Error::Operation)?;
     // No index: there are few operations, and which index the table's owner has is not for sure.
