@@ -22,7 +22,7 @@ COMMENT ON COLUMN operation_policy.refusals IS
 COMMENT ON COLUMN operation_policy.stored_request IS
     'full: the request is stored as it is. fingerprint: only a digest is stored, for requests that must not be kept.';
 COMMENT ON COLUMN operation_policy.retention IS
-    'How long a record of the operation is a repeat''s answer; NULL where none is declared.';
+    'How long a record of the operation is kept, hence a repeat''s answer; NULL: as long as idempotency_record.retention says.';
 COMMENT ON CONSTRAINT operation_policy_pkey ON operation_policy IS
     'One policy an operation.';
 COMMENT ON CONSTRAINT operation_policy_operation_check ON operation_policy IS

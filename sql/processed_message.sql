@@ -9,7 +9,7 @@ CREATE TABLE processed_message (
     CONSTRAINT processed_message_account_id_fkey FOREIGN KEY (account_id) REFERENCES account
 );
 
-CREATE INDEX processed_message_created_at_idx ON processed_message (created_at);
+CREATE INDEX processed_message_subscriber_created_at_idx ON processed_message (subscriber, created_at);
 
 COMMENT ON TABLE processed_message IS
     'One row for each message that a subscriber has applied, stored in the same transaction as its effect on the account. INSERT ... ON CONFLICT DO NOTHING; no row inserted means that the message was applied before.';
@@ -29,7 +29,7 @@ COMMENT ON CONSTRAINT processed_message_pkey ON processed_message IS
     'Decides which of two deliveries is applied. Dropping it lets messages be applied twice.';
 COMMENT ON CONSTRAINT processed_message_account_id_fkey ON processed_message IS
     'An account with live records cannot be deleted.';
-COMMENT ON INDEX processed_message_created_at_idx IS
-    'Lets old rows be found for deletion without reading the table.';
+COMMENT ON INDEX processed_message_subscriber_created_at_idx IS
+    'Makes a purge cost what it deletes, not what the table holds, whatever the others'' retention is.';
 
 SELECT pg_catalog.pg_extension_config_dump('processed_message', '');

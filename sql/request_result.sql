@@ -11,10 +11,10 @@ CREATE TABLE request_result (
     CONSTRAINT request_result_account_id_fkey FOREIGN KEY (account_id) REFERENCES account
 );
 
-CREATE INDEX request_result_created_at_idx ON request_result (created_at);
+CREATE INDEX request_result_operation_created_at_idx ON request_result (operation, created_at);
 
 COMMENT ON TABLE request_result IS
-    'One idempotency record for each executed request: the key, the request and the response, stored in the same transaction as the effect. Written by debit_once, credit_once, run_once and cancel_request, deleted by purge_expired_keys; a row that is deleted by hand makes its key executable again.';
+    'One idempotency record for each executed request: the key, the request and the response, stored in the same transaction as the effect. Written by debit_once, credit_once, run_once and cancel_request, deleted by purge; a row that is deleted by hand makes its key executable again.';
 COMMENT ON COLUMN request_result.account_id IS
     'The account, first part of the scope of the key.';
 COMMENT ON COLUMN request_result.operation IS
@@ -35,7 +35,7 @@ COMMENT ON CONSTRAINT request_result_pkey ON request_result IS
     'Decides which of two sessions executes. Dropping it switches idempotency off.';
 COMMENT ON CONSTRAINT request_result_account_id_fkey ON request_result IS
     'An account with live records cannot be deleted.';
-COMMENT ON INDEX request_result_created_at_idx IS
-    'Makes purge_expired_keys cost what it deletes, not what the table holds.';
+COMMENT ON INDEX request_result_operation_created_at_idx IS
+    'Makes a purge cost what it deletes, not what the table holds, whatever the others'' retention is.';
 
 SELECT pg_catalog.pg_extension_config_dump('request_result', '');

@@ -9,9 +9,10 @@ use pgrx::iter::{SetOfIterator, TableIterator};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
-use crate::raw::{Int8Array, Jsonb, JsonbArray, Procedure, Text, UuidArray};
+use crate::error::Error;
+use crate::raw::{self, Call, Int8Array, Jsonb, JsonbArray, Procedure, Row, Text, UuidArray};
 use crate::request::Outcome;
-use crate::{balance, cancel, fingerprint, message, purge, run};
+use crate::{balance, cancel, fingerprint, message, purge, run, setting, worker};
 
 /// Debits an account once for each key.
 ///
@@ -24,13 +25,13 @@ use crate::{balance, cancel, fingerprint, message, purge, run};
 /// transaction can tell. None of them leaves anything behind.
 #[pg_extern(volatile, parallel_unsafe)]
 fn debit_once(p_account: Option<i64>, p_key: Option<Text>, p_amount: Option<i64>) -> Result<Jsonb, ErrorReport> {
-    Ok(balance::debit(p_account, p_key, p_amount)?.response)
+    Ok(balance::debit(p_account, p_key, p_amount, None)?.response)
 }
 
 /// Credits an account once for each key; as [`debit_once`], and 22003 for a balance that does not fit a bigint.
 #[pg_extern(volatile, parallel_unsafe)]
 fn credit_once(p_account: Option<i64>, p_key: Option<Text>, p_amount: Option<i64>) -> Result<Jsonb, ErrorReport> {
-    Ok(balance::credit(p_account, p_key, p_amount)?.response)
+    Ok(balance::credit(p_account, p_key, p_amount, None)?.response)
 }
 
 /// Runs a handler `(bigint, jsonb) RETURNS jsonb` once for each key, with the caller's own rights, and returns what it
@@ -48,76 +49,133 @@ fn run_once(
     p_request: Option<Jsonb>,
     p_handler: Option<Procedure>,
 ) -> Result<Jsonb, ErrorReport> {
-    Ok(run::run(p_account, p_operation, p_key, p_request, p_handler)?.1.response)
+    Ok(run::run(p_account, p_operation, p_key, p_request, p_handler, None)?.1.response)
 }
 
-/// As [`debit_once`], and says whether it was a replay, when it was executed and when the record may be purged.
-#[pg_extern(volatile, parallel_unsafe)]
-fn debit_once_outcome(
+/// A function that returns the one row of an outcome: the macro `pg_extern` reads the columns out of its signature.
+macro_rules! outcome {
+    ($(#[$attribute:meta])* fn $function:ident($($argument:ident: $type:ty),* $(,)?) -> $body:expr) => {
+        $(#[$attribute])*
+        fn $function($($argument: $type),*) -> Result<
+            TableIterator<
+                'static,
+                (
+                    name!(response, Jsonb),
+                    name!(replayed, bool),
+                    name!(executed_at, TimestampWithTimeZone),
+                    name!(expires_at, Option<TimestampWithTimeZone>),
+                ),
+            >,
+            ErrorReport,
+        > {
+            let (operation, outcome) = $body;
+            row(operation.as_ref(), outcome)
+        }
+    };
+}
+
+outcome! {
+    /// As [`debit_once`], and says whether it was a replay, when it was executed and when the record may be purged.
+    #[pg_extern(volatile, parallel_unsafe)]
+    fn debit_once_outcome(p_account: Option<i64>, p_key: Option<Text>, p_amount: Option<i64>) ->
+        (balance::DEBIT, balance::debit(p_account, p_key, p_amount, None)?)
+}
+
+outcome! {
+    /// As [`credit_once`], and says whether it was a replay, when it was executed and when the record may be purged.
+    #[pg_extern(volatile, parallel_unsafe)]
+    fn credit_once_outcome(p_account: Option<i64>, p_key: Option<Text>, p_amount: Option<i64>) ->
+        (balance::CREDIT, balance::credit(p_account, p_key, p_amount, None)?)
+}
+
+outcome! {
+    /// As [`run_once`], and says whether it was a replay, when it was executed and when the record may be purged.
+    #[pg_extern(volatile, parallel_unsafe)]
+    fn run_once_outcome(
+        p_account: Option<i64>,
+        p_operation: Option<Text>,
+        p_key: Option<Text>,
+        p_request: Option<Jsonb>,
+        p_handler: Option<Procedure>,
+    ) -> run::run(p_account, p_operation, p_key, p_request, p_handler, None)?
+}
+
+/// As [`debit_once`], for a client that says when, by its own clock, it sent the request for the first time: if there is no
+/// record, and records as old as that have been purged, the call is refused.
+///
+/// # Errors
+/// As [`debit_once`]; 22023 for a date at or before the last purge's cutoff, or in the future, in either case by
+/// `idempotency_record.clock_skew`. NULL is no date.
+#[pg_extern(name = "debit_once", volatile, parallel_unsafe)]
+fn debit_dated_once(
     p_account: Option<i64>,
     p_key: Option<Text>,
     p_amount: Option<i64>,
-) -> Result<
-    TableIterator<
-        'static,
-        (
-            name!(response, Jsonb),
-            name!(replayed, bool),
-            name!(executed_at, TimestampWithTimeZone),
-            name!(expires_at, Option<TimestampWithTimeZone>),
-        ),
-    >,
-    ErrorReport,
-> {
-    row(balance::DEBIT, balance::debit(p_account, p_key, p_amount)?)
+    p_first_sent: Option<TimestampWithTimeZone>,
+) -> Result<Jsonb, ErrorReport> {
+    Ok(balance::debit(p_account, p_key, p_amount, p_first_sent)?.response)
 }
 
-/// As [`credit_once`], and says whether it was a replay, when it was executed and when the record may be purged.
-#[pg_extern(volatile, parallel_unsafe)]
-fn credit_once_outcome(
+/// As [`credit_once`], with a date as in [`debit_dated_once`].
+#[pg_extern(name = "credit_once", volatile, parallel_unsafe)]
+fn credit_dated_once(
     p_account: Option<i64>,
     p_key: Option<Text>,
     p_amount: Option<i64>,
-) -> Result<
-    TableIterator<
-        'static,
-        (
-            name!(response, Jsonb),
-            name!(replayed, bool),
-            name!(executed_at, TimestampWithTimeZone),
-            name!(expires_at, Option<TimestampWithTimeZone>),
-        ),
-    >,
-    ErrorReport,
-> {
-    row(balance::CREDIT, balance::credit(p_account, p_key, p_amount)?)
+    p_first_sent: Option<TimestampWithTimeZone>,
+) -> Result<Jsonb, ErrorReport> {
+    Ok(balance::credit(p_account, p_key, p_amount, p_first_sent)?.response)
 }
 
-/// As [`run_once`], and says whether it was a replay, when it was executed and when the record may be purged.
-#[pg_extern(volatile, parallel_unsafe)]
-fn run_once_outcome(
+/// As [`run_once`], with a date as in [`debit_dated_once`].
+#[pg_extern(name = "run_once", volatile, parallel_unsafe)]
+fn run_dated_once(
     p_account: Option<i64>,
     p_operation: Option<Text>,
     p_key: Option<Text>,
     p_request: Option<Jsonb>,
     p_handler: Option<Procedure>,
-) -> Result<
-    TableIterator<
-        'static,
-        (
-            name!(response, Jsonb),
-            name!(replayed, bool),
-            name!(executed_at, TimestampWithTimeZone),
-            name!(expires_at, Option<TimestampWithTimeZone>),
-        ),
-    >,
-    ErrorReport,
-> {
-    let (operation, outcome) = run::run(p_account, p_operation, p_key, p_request, p_handler)?;
-    row(&operation, outcome)
+    p_first_sent: Option<TimestampWithTimeZone>,
+) -> Result<Jsonb, ErrorReport> {
+    Ok(run::run(p_account, p_operation, p_key, p_request, p_handler, p_first_sent)?.1.response)
 }
 
-/// The one row of an outcome function. The macro wants the columns spelt out in each signature above.
+outcome! {
+    /// As [`debit_once_outcome`], with a date as in [`debit_dated_once`].
+    #[pg_extern(name = "debit_once_outcome", volatile, parallel_unsafe)]
+    fn debit_dated_once_outcome(
+        p_account: Option<i64>,
+        p_key: Option<Text>,
+        p_amount: Option<i64>,
+        p_first_sent: Option<TimestampWithTimeZone>,
+    ) -> (balance::DEBIT, balance::debit(p_account, p_key, p_amount, p_first_sent)?)
+}
+
+outcome! {
+    /// As [`credit_once_outcome`], with a date as in [`debit_dated_once`].
+    #[pg_extern(name = "credit_once_outcome", volatile, parallel_unsafe)]
+    fn credit_dated_once_outcome(
+        p_account: Option<i64>,
+        p_key: Option<Text>,
+        p_amount: Option<i64>,
+        p_first_sent: Option<TimestampWithTimeZone>,
+    ) -> (balance::CREDIT, balance::credit(p_account, p_key, p_amount, p_first_sent)?)
+}
+
+outcome! {
+    /// As [`run_once_outcome`], with a date as in [`debit_dated_once`].
+    #[pg_extern(name = "run_once_outcome", volatile, parallel_unsafe)]
+    fn run_dated_once_outcome(
+        p_account: Option<i64>,
+        p_operation: Option<Text>,
+        p_key: Option<Text>,
+        p_request: Option<Jsonb>,
+        p_handler: Option<Procedure>,
+        p_first_sent: Option<TimestampWithTimeZone>,
+    ) -> run::run(p_account, p_operation, p_key, p_request, p_handler, p_first_sent)?
+}
+
+/// The one row of an outcome function.
 fn row<'a>(operation: &str, outcome: Outcome) -> Result<TableIterator<'a, OutcomeRow>, ErrorReport> {
     let expires_at = outcome.expires_at(operation)?;
     Ok(TableIterator::once((outcome.response, outcome.replayed, outcome.executed_at, expires_at)))
@@ -209,11 +267,72 @@ fn accept_version(
     Ok(message::accept_version(p_subscriber, p_entity, p_version)?)
 }
 
-/// Deletes the records of `request_result` that are older than `p_retention` and returns how many it deleted.
+/// Deletes the records of `request_result` that are older than `p_retention` and returns how many it deleted; 0, with a
+/// NOTICE, while another session purges.
 ///
 /// # Errors
-/// 22023 for a NULL or negative retention.
+/// 22023 for a NULL or negative retention, and one below `idempotency_record.minimum_retention`.
 #[pg_extern(volatile, parallel_unsafe)]
 fn purge_expired_keys(p_retention: Option<Interval>) -> Result<i64, ErrorReport> {
-    Ok(purge::purge_expired_keys(p_retention)?)
+    Ok(purge::purge_expired_keys(Some(p_retention.ok_or(Error::RetentionRequired)?))?)
+}
+
+/// As [`purge_expired_keys`], with the retention of each operation's policy.
+#[pg_extern(name = "purge_expired_keys", volatile, parallel_unsafe)]
+fn purge_expired_keys_by_policy() -> Result<i64, ErrorReport> {
+    Ok(purge::purge_expired_keys(None)?)
+}
+
+/// Deletes the records of `processed_message` that are older than `p_retention`, as [`purge_expired_keys`] does.
+#[pg_extern(volatile, parallel_unsafe)]
+fn purge_processed_messages(p_retention: Option<Interval>) -> Result<i64, ErrorReport> {
+    Ok(purge::purge_processed_messages(Some(p_retention.ok_or(Error::RetentionRequired)?))?)
+}
+
+/// As [`purge_processed_messages`], with the retention of each subscriber's policy.
+#[pg_extern(name = "purge_processed_messages", volatile, parallel_unsafe)]
+fn purge_processed_messages_by_policy() -> Result<i64, ErrorReport> {
+    Ok(purge::purge_processed_messages(None)?)
+}
+
+/// Purges all requests and messages that are older than their retention, in batches of `p_batch_size` records with a commit
+/// after each, until `p_time_budget` has passed. Returns how many it deleted, how many expired ones are left, and when the
+/// oldest record that is left was made.
+///
+/// # Errors
+/// 22023 for a batch size that is NULL or not from 1 to 1,000,000, a negative budget, and a retention below
+/// `idempotency_record.minimum_retention`; 2D000 within a transaction block.
+#[pg_extern(sql = r#"
+CREATE PROCEDURE purge(
+    p_batch_size bigint DEFAULT 10000,
+    p_time_budget interval DEFAULT NULL,
+    INOUT deleted bigint DEFAULT NULL,
+    INOUT remaining bigint DEFAULT NULL,
+    INOUT oldest timestamptz DEFAULT NULL
+) LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+"#)]
+fn purge(
+    p_batch_size: Option<i64>,
+    p_time_budget: Option<Interval>,
+    _deleted: Option<i64>,
+    _remaining: Option<i64>,
+    _oldest: Option<TimestampWithTimeZone>,
+    frame: pg_sys::FunctionCallInfo,
+) -> Result<Row, ErrorReport> {
+    let call = Call::of(frame);
+    if call.is_atomic() {
+        return Err(Error::WithinTransaction.into());
+    }
+    let purged = purge::everything(p_batch_size, p_time_budget, || raw::commit(&call))?;
+    Ok(call.row([purged.deleted.into_datum(), purged.remaining.into_datum(), purged.oldest.into_datum()])?)
+}
+
+/// What is set for the purge of this database: the retention of requests and of messages where no policy declares one, and
+/// whether a worker purges it: `on`, or what is missing for that.
+#[pg_extern(stable, parallel_safe)]
+fn retention_setting() -> TableIterator<
+    'static,
+    (name!(retention, Interval), name!(message_retention, Interval), name!(worker, &'static str)),
+> {
+    TableIterator::once((setting::retention(), setting::message_retention(), worker::state()))
 }

@@ -1,5 +1,6 @@
 //! Debit and credit: they change the balance of an account by an amount, never below zero.
 
+use pgrx::datum::TimestampWithTimeZone;
 use pgrx::spi::SpiClient;
 use serde::Serialize;
 
@@ -32,13 +33,23 @@ struct Change {
 }
 
 /// Debits the account, see [`crate::api`].
-pub fn debit(account: Option<i64>, key: Option<Text>, amount: Option<i64>) -> Result<Outcome, Error> {
-    change(account, DEBIT, key, amount, |amount| -amount)
+pub fn debit(
+    account: Option<i64>,
+    key: Option<Text>,
+    amount: Option<i64>,
+    first_sent: Option<TimestampWithTimeZone>,
+) -> Result<Outcome, Error> {
+    change(account, DEBIT, key, amount, first_sent, |amount| -amount)
 }
 
 /// Credits the account, see [`crate::api`].
-pub fn credit(account: Option<i64>, key: Option<Text>, amount: Option<i64>) -> Result<Outcome, Error> {
-    change(account, CREDIT, key, amount, |amount| amount)
+pub fn credit(
+    account: Option<i64>,
+    key: Option<Text>,
+    amount: Option<i64>,
+    first_sent: Option<TimestampWithTimeZone>,
+) -> Result<Outcome, Error> {
+    change(account, CREDIT, key, amount, first_sent, |amount| amount)
 }
 
 fn change(
@@ -46,6 +57,7 @@ fn change(
     operation: &str,
     key: Option<Text>,
     amount: Option<i64>,
+    first_sent: Option<TimestampWithTimeZone>,
     signed: fn(i64) -> i64,
 ) -> Result<Outcome, Error> {
     let Some(amount @ 1..) = amount else {
@@ -54,7 +66,7 @@ fn change(
     let key = request::accept_key(key, Error::KeyAndAmountRequired)?;
     let account = account.ok_or(Error::Required("account"))?;
     let parameters = Jsonb::from_serialize(&Amount { amount })?;
-    request::execute_once(account, operation, key, parameters, &Change { by: signed(amount) })
+    request::execute_once(account, operation, key, first_sent, parameters, &Change { by: signed(amount) })
 }
 
 impl Operation for Change {

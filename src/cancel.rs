@@ -4,6 +4,7 @@ use pgrx::spi::SpiClient;
 
 use crate::account;
 use crate::error::Error;
+use crate::fence::{FirstSent, Subject};
 use crate::once::{self, Once};
 use crate::raw::{Jsonb, Text};
 use crate::request::{self, Identity};
@@ -47,6 +48,12 @@ impl Once for Cancellation<'_> {
     fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Self::Answer>, Error> {
         account::check_exists(connected, self.identity.account)?;
         Ok(None)
+    }
+
+    /// To say "it never ran" of a request whose record may have been purged would be a guess.
+    fn check_age(&self) -> Result<(), Error> {
+        FirstSent::of_key(self.identity.key, None)
+            .map_or(Ok(()), |date| date.check(Subject::Operation(self.identity.operation)))
     }
 
     fn place(&self) -> (i64, &'static str) {

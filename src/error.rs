@@ -46,8 +46,20 @@ pub enum Error {
     AccountDenied(i64),
     /// A record that was inserted by hand, hence without the account's lock, while a handler ran.
     RecordedMeanwhile,
+    /// A dated key or message id with no record, from before the last purge.
+    Expired(&'static str),
+    /// A key or message id that is dated in the future.
+    FromTheFuture(&'static str),
     /// NULL or negative retention.
     RetentionRequired,
+    /// A retention below `idempotency_record.minimum_retention`; of which operation or subscriber, if it was declared.
+    RetentionTooShort(Option<String>),
+    /// A batch of no records, or NULL, or too many.
+    BatchSize,
+    /// A negative time budget.
+    TimeBudget,
+    /// A procedure that commits, within a transaction that is not its own.
+    WithinTransaction,
     /// A function of the extension runs, but `pg_extension` does not know it.
     NotInstalled,
     /// A table of the extension does not have the columns that it was created with.
@@ -198,6 +210,42 @@ impl Error {
                 None,
                 text("Give the time that was promised to the slowest client, such as interval '48 hours'."),
             ),
+            Self::Expired(what) => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("{what} expired"),
+                Some("There is no record, and records as old as its date have been purged: it may have been executed before.".into()),
+                text("Find out by the business reference what happened, then use a new one."),
+            ),
+            Self::FromTheFuture(what) => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("{what} is dated in the future"),
+                Some("Its date is ahead of the server's clock by more than idempotency_record.clock_skew.".into()),
+                text("Set the clock of the client that made it."),
+            ),
+            Self::RetentionTooShort(declared) => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "retention is shorter than the minimum".into(),
+                declared.map(|of| format!("It is the retention of {of}. Nothing was purged.")),
+                text("Give at least idempotency_record.minimum_retention, which a superuser can lower."),
+            ),
+            Self::BatchSize => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "batch size of 1 to 1000000 required".into(),
+                None,
+                None,
+            ),
+            Self::TimeBudget => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "time budget of zero or more required".into(),
+                None,
+                text("NULL is no limit."),
+            ),
+            Self::WithinTransaction => (
+                Code::ERRCODE_INVALID_TRANSACTION_TERMINATION,
+                "purge cannot be called within a transaction block".into(),
+                Some("It commits after each batch.".into()),
+                text("Call it by itself, or use purge_expired_keys and purge_processed_messages."),
+            ),
             Self::NotInstalled => (
                 Code::ERRCODE_UNDEFINED_OBJECT,
                 "extension \"idempotency_record\" is not installed in this database".into(),
@@ -246,7 +294,14 @@ mod tests {
             Error::WriteSuppressed("account"),
             Error::AccountDenied(7),
             Error::RecordedMeanwhile,
+            Error::Expired("idempotency key"),
+            Error::FromTheFuture("message id"),
             Error::RetentionRequired,
+            Error::RetentionTooShort(None),
+            Error::RetentionTooShort(Some("operation debit:v1".into())),
+            Error::BatchSize,
+            Error::TimeBudget,
+            Error::WithinTransaction,
             Error::NotInstalled,
             Error::ForeignTable,
             Error::Json(json),

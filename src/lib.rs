@@ -11,6 +11,7 @@ pub mod api;
 mod balance;
 mod cancel;
 mod error;
+mod fence;
 mod fingerprint;
 mod message;
 mod once;
@@ -22,6 +23,7 @@ mod request;
 mod run;
 mod setting;
 mod statement;
+mod worker;
 
 pg_module_magic!();
 
@@ -30,6 +32,17 @@ extension_sql_file!("../sql/request_result.sql", name = "request_result", requir
 extension_sql_file!("../sql/processed_message.sql", name = "processed_message", requires = ["account"]);
 extension_sql_file!("../sql/accepted_version.sql", name = "accepted_version");
 extension_sql_file!("../sql/operation_policy.sql", name = "operation_policy");
+extension_sql_file!("../sql/subscriber_policy.sql", name = "subscriber_policy");
+extension_sql_file!("../sql/retention_fence.sql", name = "retention_fence");
+extension_sql_file!("../sql/purge.sql", name = "purge");
+extension_sql_file!(
+    "../sql/retention_status.sql",
+    name = "retention_status",
+    requires = [
+        "request_result", "processed_message", "operation_policy", "subscriber_policy", "retention_fence", "purge",
+        api::retention_setting
+    ]
+);
 extension_sql_file!("../sql/find_request.sql", name = "find_request", requires = ["request_result"]);
 extension_sql_file!("../sql/privileges.sql", name = "privileges", finalize);
 
@@ -38,6 +51,7 @@ extension_sql_file!("../sql/privileges.sql", name = "privileges", finalize);
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     setting::init();
+    worker::init();
 }
 
 #[cfg(any(test, feature = "pg_test"))]

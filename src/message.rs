@@ -4,6 +4,7 @@ use pgrx::Uuid;
 use pgrx::spi::{Spi, SpiClient};
 
 use crate::error::Error;
+use crate::fence::{FirstSent, Subject};
 use crate::once::{self, Once};
 use crate::raw::{Int8Array, Jsonb, JsonbArray, Text, UuidArray};
 use crate::{account, fingerprint, request, statement};
@@ -85,6 +86,11 @@ pub fn accept_messages(
                 return Err(Error::WriteSuppressed(TABLE));
             }
             accepted = recorded.first::<Vec<Uuid>>(1)?;
+            // As in `once`: what has just been recorded anew may have been recorded before, and purged.
+            let name = subscriber.to_bytes();
+            for date in accepted.iter().flatten().filter_map(FirstSent::of_message) {
+                date.check(Subject::Subscriber(&name))?;
+            }
         }
         let found = statement::FIND_MESSAGES_REUSED.run(connected, &arguments)?;
         if found.is_empty() {
@@ -181,6 +187,11 @@ impl Once for Message {
             return Err(Error::InsufficientBalance(self.account));
         }
         Ok(None)
+    }
+
+    fn check_age(&self) -> Result<(), Error> {
+        FirstSent::of_message(&self.id)
+            .map_or(Ok(()), |date| date.check(Subject::Subscriber(&self.subscriber.to_bytes())))
     }
 
     fn place(&self) -> (i64, &'static str) {

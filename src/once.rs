@@ -22,6 +22,9 @@ pub trait Once {
     /// where refusals are saved. `None` if there is no such reason any more, as after a top-up.
     fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Self::Answer>, Error>;
 
+    /// Refuses what is too old to say whether it happened: its record may have been purged. Asked where there is no record.
+    fn check_age(&self) -> Result<(), Error>;
+
     /// The account, whose lock every claim takes, and the table of the record.
     fn place(&self) -> (i64, &'static str);
 }
@@ -35,17 +38,37 @@ const ATTEMPTS: usize = 2;
 /// The look-up alone decides nothing: the unique index does, in [`Once::claim`]. Whoever loses there looks again, with a
 /// fresh snapshot, and finds the winner's record. Who finds none may be refused, but not before the account is locked:
 /// whoever executes or cancels a request of the account locks it, and one in flight may yet make the refusal wrong.
+///
+/// The age is asked for before anything is done, and again when something was, or is refused: a purge may have deleted the
+/// record in between, but then it has moved the fence in the same transaction.
 pub fn once<O: Once>(what: &O) -> Result<O::Answer, Error> {
+    let in_time = |answer: Result<Option<O::Answer>, Error>| {
+        if !matches!(answer, Ok(None)) {
+            what.check_age()?;
+        }
+        answer
+    };
     Spi::connect(|connected| {
-        for step in [O::find, O::claim, O::find] {
-            if let Some(answer) = step(what, connected)? {
-                return Ok(answer);
-            }
+        if let Some(answer) = what.find(connected)? {
+            return Ok(answer);
+        }
+        what.check_age()?;
+        if let Some(answer) = in_time(what.claim(connected))? {
+            return Ok(answer);
+        }
+        if let Some(answer) = what.find(connected)? {
+            return Ok(answer);
         }
         let (account, table) = what.place();
         account::lock(connected, account)?;
-        for step in [O::claim, O::find, O::refuse].iter().cycle().take(3 * ATTEMPTS) {
-            if let Some(answer) = step(what, connected)? {
+        for _ in 0..ATTEMPTS {
+            if let Some(answer) = in_time(what.claim(connected))? {
+                return Ok(answer);
+            }
+            if let Some(answer) = what.find(connected)? {
+                return Ok(answer);
+            }
+            if let Some(answer) = in_time(what.refuse(connected))? {
                 return Ok(answer);
             }
         }

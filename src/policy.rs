@@ -1,10 +1,10 @@
-//! What is declared for an operation in `operation_policy`.
+//! What is declared for an operation in `operation_policy`, and for a subscriber in `subscriber_policy`.
 
-use pgrx::datum::TimestampWithTimeZone;
+use pgrx::datum::{Interval, TimestampWithTimeZone};
 
 use crate::error::Error;
 use crate::raw::{self, PolicyRow};
-use crate::statement;
+use crate::{setting, statement};
 
 /// The policy of an operation; the default is that of an operation without a row.
 ///
@@ -14,7 +14,7 @@ pub struct Policy(Option<PolicyRow>);
 impl Policy {
     /// What is declared for the operation now.
     pub fn of(operation: &str) -> Result<Self, Error> {
-        match statement::policy_table()? {
+        match statement::own_table(c"operation_policy")? {
             Some(table) => Ok(Self(raw::find_policy(table, operation)?)),
             None => Ok(Self(None)),
         }
@@ -30,8 +30,22 @@ impl Policy {
         self.0.as_ref().is_some_and(|row| row.stored_request == b"fingerprint")
     }
 
-    /// When a record of this time may be purged; `None` while no retention is declared.
-    pub fn expiry(&self, executed_at: TimestampWithTimeZone) -> Option<TimestampWithTimeZone> {
-        self.0.as_ref()?.retention.map(|retention| executed_at + retention)
+    /// How long a record of the operation is kept.
+    pub fn retention(&self) -> Interval {
+        self.0.as_ref().and_then(|row| row.retention).unwrap_or_else(setting::retention)
     }
+
+    /// When a record of this time may be purged.
+    pub fn expiry(&self, executed_at: TimestampWithTimeZone) -> TimestampWithTimeZone {
+        executed_at + self.retention()
+    }
+}
+
+/// How long a subscriber's records of messages are kept.
+pub fn message_retention(subscriber: &[u8]) -> Result<Interval, Error> {
+    let declared = match statement::own_table(c"subscriber_policy")? {
+        Some(table) => raw::find_subscriber_retention(table, subscriber)?,
+        None => None,
+    };
+    Ok(declared.unwrap_or_else(setting::message_retention))
 }

@@ -1,20 +1,386 @@
-//! Purge: deletes what is older than its retention.
+//! Purge: deletes what is older than its retention, in batches, and moves the fence in the same transactions.
 
+use std::time::{Duration, Instant};
+
+use pgrx::datetime::clock_timestamp;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
-use pgrx::spi::Spi;
+use pgrx::prelude::*;
+use pgrx::spi::{Spi, SpiClient};
 
 use crate::error::Error;
-use crate::statement;
+use crate::fence::{OPERATION, SUBSCRIBER};
+use crate::policy::{self, Policy};
+use crate::raw::Text;
+use crate::setting;
+use crate::statement::{self, Statement};
 
-/// See [`crate::api`].
+/// How many records a batch of [`everything`] deletes where nobody says. Measured, see `docs/design.md`.
+pub const BATCH_SIZE: i64 = 10_000;
+/// More than anybody gains from.
+const MAXIMUM_BATCH_SIZE: i64 = 1_000_000;
+/// What is left over is counted up to this many.
+const COUNTED: i64 = 1_000_000;
+/// How often a purge says how far it is.
+const REPORTED: Duration = Duration::from_secs(2);
+
+/// The records that a purge may delete: requests by operation, or messages by subscriber.
+struct Kind {
+    name: &'static str,
+    find: &'static Statement,
+    delete: &'static Statement,
+    count: &'static Statement,
+    retention: fn(&[u8]) -> Result<Interval, Error>,
+}
+
+static REQUESTS: Kind = Kind {
+    name: OPERATION,
+    find: &statement::FIND_OPERATIONS,
+    delete: &statement::DELETE_REQUESTS,
+    count: &statement::COUNT_REQUESTS,
+    // A name that the check of operations does not let through was inserted by hand, and has no policy.
+    retention: |operation| match std::str::from_utf8(operation) {
+        Ok(operation) => Ok(Policy::of(operation)?.retention()),
+        Err(_) => Ok(setting::retention()),
+    },
+};
+
+static MESSAGES: Kind = Kind {
+    name: SUBSCRIBER,
+    find: &statement::FIND_SUBSCRIBERS,
+    delete: &statement::DELETE_MESSAGES,
+    count: &statement::COUNT_MESSAGES,
+    retention: policy::message_retention,
+};
+
+/// What a purge did, and what it left.
+pub struct Purged {
+    /// How many records were deleted.
+    pub deleted: i64,
+    /// How many expired records are still there; at most [`COUNTED`] are counted for each operation and subscriber.
+    pub remaining: i64,
+    /// When the oldest record that is left was made.
+    pub oldest: Option<TimestampWithTimeZone>,
+}
+
+/// See [`crate::api`]. Without a retention the policies say.
 pub fn purge_expired_keys(retention: Option<Interval>) -> Result<i64, Error> {
-    let retention = retention.ok_or(Error::RetentionRequired)?;
-    Spi::connect(|client| {
-        let cutoff = statement::FIND_CUTOFF
-            .run(client, &[retention.into()])?
-            .first::<TimestampWithTimeZone>(1)?
-            .ok_or(Error::RetentionRequired)?;
-        let deleted = statement::DELETE_EXPIRED_KEYS.run(client, &[cutoff.into()])?;
+    if statement::own_table(c"retention_fence")?.is_none() {
+        return purge_before_fences(retention.unwrap_or_else(setting::retention));
+    }
+    purge_kind(&REQUESTS, retention)
+}
+
+/// See [`crate::api`]. Without a retention the policies say.
+pub fn purge_processed_messages(retention: Option<Interval>) -> Result<i64, Error> {
+    purge_kind(&MESSAGES, retention)
+}
+
+/// The purge of an extension whose objects are still those of a version before 0.3.0.
+fn purge_before_fences(retention: Interval) -> Result<i64, Error> {
+    Spi::connect(|connected| {
+        let cutoff = find_cutoff(connected, retention, || None)?;
+        let deleted = statement::DELETE_EXPIRED_KEYS.run(connected, &[cutoff.into()])?;
         Ok(i64::try_from(deleted.len()).unwrap_or(i64::MAX))
     })
+}
+
+/// Purges within the caller's transaction.
+fn purge_kind(kind: &'static Kind, retention: Option<Interval>) -> Result<i64, Error> {
+    let subjects = Spi::connect(|connected| {
+        let given = retention.map(|retention| find_cutoff(connected, retention, || None)).transpose()?;
+        find_subjects(connected, kind, given)
+    })?;
+    let mut deleted = 0;
+    for subject in subjects {
+        let mut work = Work::begin(subject, BATCH_SIZE, true);
+        while Spi::connect(|connected| work.step(connected))? == Step::Batch {}
+        if work.state == State::Denied {
+            return Ok(deleted);
+        }
+        deleted += work.deleted;
+    }
+    Ok(deleted)
+}
+
+/// Purges everything that is expired, in transactions of its own: `commit` ends one and begins the next. Stops after the
+/// batch in which the budget ends.
+pub fn everything(
+    batch_size: Option<i64>,
+    budget: Option<Interval>,
+    commit: impl Fn() -> Result<(), Error>,
+) -> Result<Purged, Error> {
+    let batch_size = batch_size.filter(|size| (1..=MAXIMUM_BATCH_SIZE).contains(size)).ok_or(Error::BatchSize)?;
+    let budget = match budget {
+        None => None,
+        Some(budget) => {
+            Some(u64::try_from(budget.as_micros()).map(Duration::from_micros).map_err(|_| Error::TimeBudget)?)
+        }
+    };
+    let began = Instant::now();
+    let in_budget = || budget.is_none_or(|budget| began.elapsed() < budget);
+    let subjects = Spi::connect(|connected| {
+        let mut subjects = find_subjects(connected, &REQUESTS, None)?;
+        subjects.extend(find_subjects(connected, &MESSAGES, None)?);
+        Ok::<_, Error>(subjects)
+    })?;
+    let mut purged = Purged { deleted: 0, remaining: 0, oldest: None };
+    let mut reported = Instant::now();
+    let mut works: Vec<Work> = Vec::new();
+    for subject in subjects {
+        let mut work = Work::begin(subject, batch_size, false);
+        let denied = works.last().is_some_and(|before| before.state == State::Denied);
+        let first = works.is_empty();
+        while !denied
+            && (first && work.batches == 0 || in_budget())
+            && Spi::connect(|connected| work.step(connected))? == Step::Batch
+        {
+            commit()?;
+            if reported.elapsed() > REPORTED {
+                reported = Instant::now();
+                work.report();
+            }
+        }
+        commit()?;
+        if work.deleted > 0 {
+            work.report();
+        }
+        if denied {
+            work.state = State::Denied;
+        }
+        purged.deleted += work.deleted;
+        works.push(work);
+    }
+    for work in works {
+        let (remaining, oldest) = Spi::connect(|connected| work.count(connected))?;
+        purged.remaining += remaining;
+        purged.oldest = match (purged.oldest, oldest) {
+            (Some(a), Some(b)) if i64::from(b) > i64::from(a) => Some(a),
+            (a, b) => b.or(a),
+        };
+    }
+    Ok(purged)
+}
+
+/// An operation or subscriber, and up to when its records are expired.
+struct Subject {
+    kind: &'static Kind,
+    name: Vec<u8>,
+    cutoff: TimestampWithTimeZone,
+}
+
+/// Every operation or subscriber with its cutoff: the one given, or that of its retention. All are known before anything is
+/// deleted, so that a retention that is too short is refused in time.
+fn find_subjects(
+    connected: &SpiClient<'_>,
+    kind: &'static Kind,
+    given: Option<TimestampWithTimeZone>,
+) -> Result<Vec<Subject>, Error> {
+    let found = kind.find.run_as_owner(connected, &[])?;
+    let mut subjects = Vec::new();
+    for row in 0..usize::try_from(found.len()).unwrap_or(0) {
+        let Some(text) = found.get::<Text>(row, 1)? else { continue };
+        let name = text.to_bytes();
+        let cutoff = match given {
+            Some(cutoff) => cutoff,
+            None => {
+                let of = || Some(format!("{} \"{}\"", kind.name, text.to_message()));
+                find_cutoff(connected, (kind.retention)(&name)?, of)?
+            }
+        };
+        subjects.push(Subject { kind, name, cutoff });
+    }
+    Ok(subjects)
+}
+
+/// Up to when records are expired now.
+fn find_cutoff(
+    connected: &SpiClient<'_>,
+    retention: Interval,
+    of: impl FnOnce() -> Option<String>,
+) -> Result<TimestampWithTimeZone, Error> {
+    let found = statement::FIND_CUTOFF.run(connected, &[retention.into(), setting::minimum_retention().into()])?;
+    let cutoff = found.first(1)?.ok_or(Error::RetentionRequired)?;
+    if found.first::<bool>(2)? == Some(true) {
+        return Err(Error::RetentionTooShort(of()));
+    }
+    Ok(cutoff)
+}
+
+/// What a [`Work::step`] was.
+#[derive(PartialEq, Eq)]
+enum Step {
+    /// A batch; there may be more.
+    Batch,
+    /// The last one, or none at all.
+    Last,
+}
+
+/// Where a purge of one subject is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Deleting from where the last purge came to, in the order of time.
+    Main,
+    /// Deleting what is older than that: records that another session held, that a long transaction committed late, or that
+    /// were restored. Where an old snapshot keeps the deleted ones in the index, this has to step over them, hence apart.
+    Sweep,
+    /// Nothing left to do.
+    Done,
+    /// Another session purges.
+    Denied,
+}
+
+/// The purge of one subject, a batch at a time. Each batch begins where the one before ended, so that it costs the same
+/// whatever has been deleted before it.
+struct Work {
+    subject: Subject,
+    batch_size: i64,
+    state: State,
+    began: TimestampWithTimeZone,
+    /// Where the whole of it began; `None` for the beginning of time.
+    from: Option<TimestampWithTimeZone>,
+    /// Everything older was deleted: what the fence and the next purge go by.
+    deleted_before: Option<TimestampWithTimeZone>,
+    /// Where the sweep is.
+    swept: Option<TimestampWithTimeZone>,
+    sweep_due: bool,
+    sweep_began: Instant,
+    batches: u64,
+    deleted: i64,
+}
+
+/// The beginning of time, for a bound.
+fn bound(time: Option<TimestampWithTimeZone>) -> Result<TimestampWithTimeZone, Error> {
+    match time {
+        Some(time) => Ok(time),
+        None => TimestampWithTimeZone::try_from(i64::MIN).map_err(|_| Error::RetentionRequired),
+    }
+}
+
+impl Work {
+    /// `all`: from the beginning of time in one go, rather than from where the last purge came to.
+    fn begin(subject: Subject, batch_size: i64, all: bool) -> Self {
+        Self {
+            subject,
+            batch_size,
+            state: State::Main,
+            began: clock_timestamp(),
+            from: None,
+            deleted_before: None,
+            swept: None,
+            sweep_due: !all,
+            sweep_began: Instant::now(),
+            batches: 0,
+            deleted: 0,
+        }
+    }
+
+    fn names<'d>(&self) -> Result<[pgrx::datum::DatumWithOid<'d>; 2], Error> {
+        Ok([self.subject.kind.name.into(), Text::from_bytes(&self.subject.name)?.into()])
+    }
+
+    /// One batch, and what is to be remembered of it, in one transaction.
+    fn step(&mut self, connected: &SpiClient<'_>) -> Result<Step, Error> {
+        if statement::LOCK_PURGE.run_as_owner(connected, &[])?.is_empty() {
+            notice!("another purge is running: nothing is purged by this one");
+            self.state = State::Denied;
+            return Ok(Step::Last);
+        }
+        if self.batches == 0 {
+            self.find_progress(connected)?;
+        }
+        self.batches += 1;
+        let [kind, name] = self.names()?;
+        statement::MOVE_FENCE.run_as_owner(connected, &[kind, name, self.subject.cutoff.into()])?;
+        let sweep = match self.state {
+            State::Main => {
+                if self.delete(connected, self.deleted_before, self.subject.cutoff, |work| &mut work.deleted_before)? {
+                    self.state = if self.sweep_due && self.from.is_some() { State::Sweep } else { State::Done };
+                    self.sweep_began = Instant::now();
+                }
+                // The first purge of all has looked everywhere.
+                self.from.is_none().then(|| Interval::from_micros(0))
+            }
+            State::Sweep => {
+                let to = earlier(bound(self.from)?, self.subject.cutoff);
+                if self.delete(connected, self.swept, to, |work| &mut work.swept)? {
+                    self.state = State::Done;
+                }
+                let took = i64::try_from(self.sweep_began.elapsed().as_micros()).unwrap_or(i64::MAX);
+                (self.state == State::Done).then(|| Interval::from_micros(took))
+            }
+            State::Done | State::Denied => return Ok(Step::Last),
+        };
+        let [kind, name] = self.names()?;
+        let progress = [
+            kind,
+            name,
+            bound(self.deleted_before)?.into(),
+            self.began.into(),
+            self.deleted.into(),
+            sweep.into(),
+        ];
+        statement::SAVE_PROGRESS.run_as_owner(connected, &progress)?;
+        Ok(if self.state == State::Done { Step::Last } else { Step::Batch })
+    }
+
+    fn find_progress(&mut self, connected: &SpiClient<'_>) -> Result<(), Error> {
+        if !self.sweep_due {
+            return Ok(());
+        }
+        let progress = statement::FIND_PROGRESS.run_as_owner(connected, &self.names()?)?;
+        self.from = progress.first(1)?;
+        self.deleted_before = self.from;
+        self.sweep_due = progress.first::<bool>(2)? == Some(true);
+        Ok(())
+    }
+
+    /// Deletes a batch of the time between, and moves `position` behind it. Whether that was all.
+    fn delete(
+        &mut self,
+        connected: &SpiClient<'_>,
+        from: Option<TimestampWithTimeZone>,
+        to: TimestampWithTimeZone,
+        position: fn(&mut Self) -> &mut Option<TimestampWithTimeZone>,
+    ) -> Result<bool, Error> {
+        let [_, name] = self.names()?;
+        let arguments = [name, bound(from)?.into(), to.into(), self.batch_size.into()];
+        let batch = self.subject.kind.delete.run_as_owner(connected, &arguments)?;
+        let found = batch.first::<i64>(1)?.unwrap_or(0);
+        let deleted = batch.first::<i64>(3)?.unwrap_or(0);
+        self.deleted += deleted;
+        let last = batch.first::<TimestampWithTimeZone>(2)?;
+        // Where a trigger keeps what it finds, and all of it has one time, the next batch would find the same.
+        let stuck = deleted == 0 && last.map(i64::from) == from.map(i64::from);
+        let all = found < self.batch_size || stuck;
+        let reached = if all { Some(later(to, from)) } else { last };
+        *position(self) = reached;
+        Ok(all)
+    }
+
+    /// How many expired records are left, and when the oldest of all was made. What a sweep would have looked at is counted
+    /// if there was one.
+    fn count(&self, connected: &SpiClient<'_>) -> Result<(i64, Option<TimestampWithTimeZone>), Error> {
+        let from = if self.sweep_due { None } else { self.from };
+        let [_, name] = self.names()?;
+        let arguments = [name, bound(from)?.into(), self.subject.cutoff.into(), COUNTED.into()];
+        let left = self.subject.kind.count.run_as_owner(connected, &arguments)?;
+        Ok((left.first(1)?.unwrap_or(0), left.first(2)?))
+    }
+
+    /// Tells the client how far the purge is.
+    fn report(&self) {
+        let name = Text::from_bytes(&self.subject.name).map(Text::to_message).unwrap_or_default();
+        notice!("purged {} records of {} \"{name}\"", self.deleted, self.subject.kind.name);
+    }
+}
+
+fn earlier(a: TimestampWithTimeZone, b: TimestampWithTimeZone) -> TimestampWithTimeZone {
+    if i64::from(a) < i64::from(b) { a } else { b }
+}
+
+fn later(a: TimestampWithTimeZone, b: Option<TimestampWithTimeZone>) -> TimestampWithTimeZone {
+    match b {
+        Some(b) if i64::from(b) > i64::from(a) => b,
+        _ => a,
+    }
 }

@@ -5,10 +5,19 @@ mod catalog;
 mod plan;
 mod scan;
 mod setting;
+mod transaction;
 mod value;
+mod worker;
 
-pub use catalog::{catalog_generation, is_current_transaction};
+pub use catalog::{accept_invalidations, catalog_generation, is_current_transaction};
 pub use plan::{Plan, Planning, Rows};
-pub use scan::{Extension, PolicyRow, find_extension, find_policy};
+pub use scan::{
+    Extension, PolicyRow, find_extension, find_fence, find_owner, find_policy, find_subscriber_retention,
+};
 pub use setting::reserve_settings;
-pub use value::{Int8Array, Jsonb, JsonbArray, Procedure, Text, UuidArray};
+pub use transaction::{ActingAs, Call, commit};
+pub use value::{Int8Array, Jsonb, JsonbArray, Procedure, Row, Text, UuidArray};
+pub use worker::{
+    current_database, find_databases, in_transaction, is_preloading, next_transaction, raise, reload_configuration,
+    report_activity,
+};

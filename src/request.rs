@@ -9,6 +9,7 @@ use pgrx::prelude::*;
 use pgrx::spi::{Spi, SpiClient};
 
 use crate::error::Error;
+use crate::fence::{FirstSent, Subject};
 use crate::fingerprint;
 use crate::policy::Policy;
 use crate::raw::{Jsonb, Rows, Text};
@@ -76,6 +77,7 @@ pub fn execute_once(
     account: i64,
     operation_name: &str,
     key: Option<Text>,
+    first_sent: Option<TimestampWithTimeZone>,
     parameters: Jsonb,
     operation: &impl Operation,
 ) -> Result<Outcome, Error> {
@@ -84,7 +86,8 @@ pub fn execute_once(
     };
     let identity = Identity { account, operation: operation_name, key };
     identity.check_not_in_flight()?;
-    once::once(&Requested { request: Request { identity, parameters }, operation })
+    let first_sent = FirstSent::of_key(key, first_sent);
+    once::once(&Requested { request: Request { identity, parameters }, first_sent, operation })
 }
 
 fn execute_unprotected(account: i64, operation: &impl Operation) -> Result<Outcome, Error> {
@@ -100,6 +103,7 @@ fn execute_unprotected(account: i64, operation: &impl Operation) -> Result<Outco
 
 struct Requested<'a, O> {
     request: Request<'a>,
+    first_sent: Option<FirstSent>,
     operation: &'a O,
 }
 
@@ -116,6 +120,10 @@ impl<O: Operation> once::Once for Requested<'_, O> {
 
     fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Outcome>, Error> {
         self.operation.refuse(connected, &self.request)
+    }
+
+    fn check_age(&self) -> Result<(), Error> {
+        self.first_sent.map_or(Ok(()), |date| date.check(Subject::Operation(self.request.identity.operation)))
     }
 
     fn place(&self) -> (i64, &'static str) {
@@ -270,12 +278,12 @@ impl Outcome {
         Self::of(claimed, false)
     }
 
-    /// When the record may be purged; `None` without one, and while no retention is declared for the operation.
+    /// When the record may be purged; `None` without one.
     pub fn expires_at(&self, operation: &str) -> Result<Option<TimestampWithTimeZone>, Error> {
         if !self.recorded {
             return Ok(None);
         }
-        Ok(Policy::of(operation)?.expiry(self.executed_at))
+        Ok(Some(Policy::of(operation)?.expiry(self.executed_at)))
     }
 }
 

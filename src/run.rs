@@ -1,5 +1,6 @@
 //! An operation of the user's own: its handler runs once for each key.
 
+use pgrx::datum::TimestampWithTimeZone;
 use pgrx::spi::SpiClient;
 
 use crate::account;
@@ -21,6 +22,7 @@ pub fn run(
     key: Option<Text>,
     parameters: Option<Jsonb>,
     handler: Option<Procedure>,
+    first_sent: Option<TimestampWithTimeZone>,
 ) -> Result<(String, Outcome), Error> {
     let account = account.ok_or(Error::Required("account"))?;
     let operation = request::accept_operation(operation)?;
@@ -31,7 +33,8 @@ pub fn run(
     let parameters = parameters.ok_or(Error::Required("request"))?;
     let function = handler.ok_or(Error::Required("handler"))?;
     pgrx::Spi::connect(|connected| check_handler(connected, function))?;
-    let outcome = request::execute_once(account, &operation, key, parameters, &Handler { function, parameters })?;
+    let handler = Handler { function, parameters };
+    let outcome = request::execute_once(account, &operation, key, first_sent, parameters, &handler)?;
     Ok((operation, outcome))
 }
 

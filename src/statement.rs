@@ -6,6 +6,7 @@
 //! its schema was renamed.
 
 use std::cell::RefCell;
+use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::rc::Rc;
 
@@ -14,10 +15,16 @@ use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
-use crate::raw::{Extension, Plan, Planning, Rows, catalog_generation, find_extension};
+use crate::raw::{ActingAs, Extension, accept_invalidations, Plan, Planning, Rows, catalog_generation, find_extension, find_owner};
 
 /// The first version, see [`Statement`].
 const VERSION_0_1: &[u8] = b"0.1.0";
+/// The tables that came later, and the versions that lack them.
+const LACKING: [(&CStr, &[&[u8]]); 3] = [
+    (c"operation_policy", &[VERSION_0_1]),
+    (c"subscriber_policy", &[VERSION_0_1, b"0.2.0"]),
+    (c"retention_fence", &[VERSION_0_1, b"0.2.0"]),
+];
 
 /// One SQL text with the types of its parameters.
 pub struct Statement {
@@ -478,21 +485,22 @@ pub static ACCEPT_VERSION: Statement = Statement {
     planning: Planning::ByIndex,
 };
 
-/// $1 retention: up to when records are expired now, or NULL if the retention is negative. An interval such as
-/// '1 month -29 days' is negative in some months only, so the date is what counts.
+/// $1 retention, $2 the shortest allowed: up to when records are expired now, or NULL if the retention is negative; and
+/// whether it is shorter than allowed. An interval such as '1 month -29 days' is negative in some months only, so the date
+/// is what counts.
 pub static FIND_CUTOFF: Statement = Statement {
     text: "SELECT CASE WHEN $1 OPERATOR(pg_catalog.>=) pg_catalog.make_interval()
-                        AND cutoff OPERATOR(pg_catalog.<=) now THEN cutoff END
+                        AND cutoff OPERATOR(pg_catalog.<=) now THEN cutoff END,
+                  cutoff OPERATOR(pg_catalog.>) (now OPERATOR(pg_catalog.-) $2)
              FROM (SELECT now, now OPERATOR(pg_catalog.-) $1 AS cutoff
                      FROM (SELECT pg_catalog.clock_timestamp() AS now OFFSET 0) AS clock) AS reading",
-    parameters: &[PgBuiltInOids::INTERVALOID],
+    parameters: &[PgBuiltInOids::INTERVALOID, PgBuiltInOids::INTERVALOID],
     text_0_1: None,
     returning: "",
     planning: Planning::ByIndex,
 };
 
-/// $1 cutoff: deletes what is older, and skips what another session is deleting. The locked rows are found again by
-/// their place in the table, so that the index on `created_at` is all that is read.
+/// $1 cutoff: deletes what is older, where the extension's objects are those of a version before 0.3.0.
 pub static DELETE_EXPIRED_KEYS: Statement = Statement {
     text: "DELETE FROM @extschema@.request_result
             WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(
@@ -500,6 +508,220 @@ pub static DELETE_EXPIRED_KEYS: Statement = Statement {
                    WHERE created_at OPERATOR(pg_catalog.<) $1
                      FOR UPDATE SKIP LOCKED))",
     parameters: &[PgBuiltInOids::TIMESTAMPTZOID],
+    text_0_1: None,
+    returning: "",
+    planning: Planning::ByIndex,
+};
+
+/// Takes the right to purge until the end of the transaction: no row if another session has it.
+pub static LOCK_PURGE: Statement = Statement {
+    text: "SELECT FROM @extschema@.purge_lock FOR UPDATE SKIP LOCKED",
+    parameters: &[],
+    text_0_1: None,
+    returning: "",
+    planning: Planning::InOrder,
+};
+
+/// The operations that have records, a policy or a fence, the one whose purge is the longest ago first. An index entry of a
+/// deleted record may have to be stepped over while an old snapshot is held; an operation's newest entry is the least
+/// likely to be one.
+pub static FIND_OPERATIONS: Statement = Statement {
+    text: "WITH RECURSIVE found AS (
+               (SELECT operation FROM @extschema@.request_result
+                 ORDER BY operation DESC, created_at DESC LIMIT 1)
+               UNION ALL
+               SELECT (SELECT next.operation FROM @extschema@.request_result AS next
+                        WHERE next.operation OPERATOR(pg_catalog.<) found.operation
+                        ORDER BY next.operation DESC, next.created_at DESC LIMIT 1)
+                 FROM found WHERE found.operation IS NOT NULL
+           ), subject AS (
+               SELECT operation AS name FROM found WHERE operation IS NOT NULL
+               UNION SELECT operation FROM @extschema@.operation_policy
+               UNION SELECT name FROM @extschema@.retention_fence WHERE kind OPERATOR(pg_catalog.=) 'operation'
+           )
+           SELECT subject.name
+             FROM subject
+             LEFT JOIN @extschema@.purge_progress AS progress
+               ON progress.kind OPERATOR(pg_catalog.=) 'operation'
+              AND progress.name OPERATOR(pg_catalog.=) subject.name
+            ORDER BY progress.purged_at NULLS FIRST, subject.name",
+    parameters: &[],
+    text_0_1: None,
+    returning: "",
+    planning: Planning::ByIndex,
+};
+
+/// As [`FIND_OPERATIONS`], the subscribers.
+pub static FIND_SUBSCRIBERS: Statement = Statement {
+    text: "WITH RECURSIVE found AS (
+               (SELECT subscriber FROM @extschema@.processed_message
+                 ORDER BY subscriber DESC, created_at DESC LIMIT 1)
+               UNION ALL
+               SELECT (SELECT next.subscriber FROM @extschema@.processed_message AS next
+                        WHERE next.subscriber OPERATOR(pg_catalog.<) found.subscriber
+                        ORDER BY next.subscriber DESC, next.created_at DESC LIMIT 1)
+                 FROM found WHERE found.subscriber IS NOT NULL
+           ), subject AS (
+               SELECT subscriber AS name FROM found WHERE subscriber IS NOT NULL
+               UNION SELECT subscriber FROM @extschema@.subscriber_policy
+               UNION SELECT name FROM @extschema@.retention_fence WHERE kind OPERATOR(pg_catalog.=) 'subscriber'
+           )
+           SELECT subject.name
+             FROM subject
+             LEFT JOIN @extschema@.purge_progress AS progress
+               ON progress.kind OPERATOR(pg_catalog.=) 'subscriber'
+              AND progress.name OPERATOR(pg_catalog.=) subject.name
+            ORDER BY progress.purged_at NULLS FIRST, subject.name",
+    parameters: &[],
+    text_0_1: None,
+    returning: "",
+    planning: Planning::ByIndex,
+};
+
+/// $1 operation, $2 from, $3 to, $4 how many: deletes the oldest records of the time, skipping what another session holds.
+/// Returns how many it found, the time of the last of them, and how many it deleted.
+pub static DELETE_REQUESTS: Statement = Statement {
+    text: "WITH expired AS MATERIALIZED (
+               SELECT ctid, created_at
+                 FROM @extschema@.request_result
+                WHERE operation OPERATOR(pg_catalog.=) $1
+                  AND created_at OPERATOR(pg_catalog.>=) $2
+                  AND created_at OPERATOR(pg_catalog.<) $3
+                ORDER BY created_at
+                LIMIT $4
+                  FOR UPDATE SKIP LOCKED
+           ), deleted AS (
+               DELETE FROM @extschema@.request_result
+                WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT ctid FROM expired))
+               RETURNING created_at
+           )
+           SELECT (SELECT pg_catalog.count(created_at) FROM expired),
+                  (SELECT pg_catalog.max(created_at) FROM expired),
+                  (SELECT pg_catalog.count(created_at) FROM deleted)",
+    parameters: &[
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::TIMESTAMPTZOID,
+        PgBuiltInOids::TIMESTAMPTZOID,
+        PgBuiltInOids::INT8OID,
+    ],
+    text_0_1: None,
+    returning: "",
+    planning: Planning::InOrder,
+};
+
+/// As [`DELETE_REQUESTS`], the messages of subscriber $1.
+pub static DELETE_MESSAGES: Statement = Statement {
+    text: "WITH expired AS MATERIALIZED (
+               SELECT ctid, created_at
+                 FROM @extschema@.processed_message
+                WHERE subscriber OPERATOR(pg_catalog.=) $1
+                  AND created_at OPERATOR(pg_catalog.>=) $2
+                  AND created_at OPERATOR(pg_catalog.<) $3
+                ORDER BY created_at
+                LIMIT $4
+                  FOR UPDATE SKIP LOCKED
+           ), deleted AS (
+               DELETE FROM @extschema@.processed_message
+                WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT ctid FROM expired))
+               RETURNING created_at
+           )
+           SELECT (SELECT pg_catalog.count(created_at) FROM expired),
+                  (SELECT pg_catalog.max(created_at) FROM expired),
+                  (SELECT pg_catalog.count(created_at) FROM deleted)",
+    parameters: DELETE_REQUESTS.parameters,
+    text_0_1: None,
+    returning: "",
+    planning: Planning::InOrder,
+};
+
+/// $1 operation, $2 from, $3 to, $4 at most: how many records of the time are there, and the time of the first that is not
+/// older than $2.
+pub static COUNT_REQUESTS: Statement = Statement {
+    text: "SELECT (SELECT pg_catalog.count(*)
+                     FROM (SELECT FROM @extschema@.request_result
+                            WHERE operation OPERATOR(pg_catalog.=) $1
+                              AND created_at OPERATOR(pg_catalog.>=) $2
+                              AND created_at OPERATOR(pg_catalog.<) $3
+                            LIMIT $4) AS expired),
+                  (SELECT created_at FROM @extschema@.request_result
+                    WHERE operation OPERATOR(pg_catalog.=) $1
+                      AND created_at OPERATOR(pg_catalog.>=) $2
+                    ORDER BY created_at LIMIT 1)",
+    parameters: DELETE_REQUESTS.parameters,
+    text_0_1: None,
+    returning: "",
+    planning: Planning::InOrder,
+};
+
+/// As [`COUNT_REQUESTS`], the messages of subscriber $1.
+pub static COUNT_MESSAGES: Statement = Statement {
+    text: "SELECT (SELECT pg_catalog.count(*)
+                     FROM (SELECT FROM @extschema@.processed_message
+                            WHERE subscriber OPERATOR(pg_catalog.=) $1
+                              AND created_at OPERATOR(pg_catalog.>=) $2
+                              AND created_at OPERATOR(pg_catalog.<) $3
+                            LIMIT $4) AS expired),
+                  (SELECT created_at FROM @extschema@.processed_message
+                    WHERE subscriber OPERATOR(pg_catalog.=) $1
+                      AND created_at OPERATOR(pg_catalog.>=) $2
+                    ORDER BY created_at LIMIT 1)",
+    parameters: DELETE_REQUESTS.parameters,
+    text_0_1: None,
+    returning: "",
+    planning: Planning::InOrder,
+};
+
+/// $1 kind, $2 name, $3 cutoff: moves the fence, never back.
+pub static MOVE_FENCE: Statement = Statement {
+    text: "INSERT INTO @extschema@.retention_fence AS fence (kind, name, purged_before)
+           VALUES ($1, $2, $3)
+           ON CONFLICT (kind, name) DO UPDATE
+              SET purged_before = excluded.purged_before
+            WHERE fence.purged_before OPERATOR(pg_catalog.<) excluded.purged_before",
+    parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TIMESTAMPTZOID],
+    text_0_1: None,
+    returning: "",
+    planning: Planning::ByIndex,
+};
+
+/// $1 kind, $2 name: up to when everything was deleted, and whether what is older is due for another look: that may take
+/// one hundredth of the time, at most.
+pub static FIND_PROGRESS: Statement = Statement {
+    text: "SELECT deleted_before,
+                  sweep_duration OPERATOR(pg_catalog.<) pg_catalog.make_interval(secs => 0.1)
+                  OR (swept_at OPERATOR(pg_catalog.+) (sweep_duration OPERATOR(pg_catalog.*) 100))
+                     OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp()
+             FROM @extschema@.purge_progress
+            WHERE kind OPERATOR(pg_catalog.=) $1
+              AND name OPERATOR(pg_catalog.=) $2",
+    parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
+    text_0_1: None,
+    returning: "",
+    planning: Planning::ByIndex,
+};
+
+/// $1 kind, $2 name, $3 up to when everything is deleted, $4 when the purge began, $5 how many it deleted, $6 how long
+/// the last look at what is older than $3 took, or NULL if there was none.
+pub static SAVE_PROGRESS: Statement = Statement {
+    text: "INSERT INTO @extschema@.purge_progress AS progress
+                  (kind, name, deleted_before, purged_at, duration, deleted, swept_at, sweep_duration)
+           SELECT $1, $2, $3, $4, now OPERATOR(pg_catalog.-) $4, $5, now, COALESCE($6, pg_catalog.make_interval())
+             FROM (SELECT pg_catalog.clock_timestamp() AS now OFFSET 0) AS clock
+           ON CONFLICT (kind, name) DO UPDATE
+              SET deleted_before = excluded.deleted_before,
+                  purged_at = excluded.purged_at,
+                  duration = excluded.duration,
+                  deleted = excluded.deleted,
+                  swept_at = CASE WHEN $6 IS NULL THEN progress.swept_at ELSE excluded.swept_at END,
+                  sweep_duration = CASE WHEN $6 IS NULL THEN progress.sweep_duration ELSE excluded.sweep_duration END",
+    parameters: &[
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::TIMESTAMPTZOID,
+        PgBuiltInOids::TIMESTAMPTZOID,
+        PgBuiltInOids::INT8OID,
+        PgBuiltInOids::INTERVALOID,
+    ],
     text_0_1: None,
     returning: "",
     planning: Planning::ByIndex,
@@ -528,6 +750,20 @@ impl Statement {
         self.plan(connected)?.run(connected, arguments)
     }
 
+    /// Runs the statement with the rights of our owner, who may do more than the caller: only if every relation that it
+    /// touches is the extension's own.
+    pub fn run_as_owner<'conn>(
+        &'static self,
+        connected: &SpiClient<'conn>,
+        arguments: &[DatumWithOid<'_>],
+    ) -> Result<Rows<'conn>, Error> {
+        accept_invalidations();
+        let extension = extension()?;
+        let owner = extension.table(c"request_result").and_then(find_owner).ok_or(Error::ForeignTable)?;
+        let _acting = ActingAs::begin(owner);
+        self.plan(connected)?.run_on(connected, arguments, &extension.tables().collect::<Vec<_>>())
+    }
+
     fn plan(&'static self, connected: &SpiClient<'_>) -> Result<Rc<Plan>, Error> {
         let extension = extension()?;
         let saved = with_plans(|plans| {
@@ -545,13 +781,12 @@ impl Statement {
     }
 }
 
-/// The extension's `operation_policy`; `None` for 0.1.0, which has none.
-pub fn policy_table() -> Result<Option<pg_sys::Oid>, Error> {
+/// The extension's own table of this name; `None` for a version that has none.
+pub fn own_table(name: &CStr) -> Result<Option<pg_sys::Oid>, Error> {
     let extension = extension()?;
-    match extension.policy_table {
-        None if extension.version != VERSION_0_1 => Err(Error::ForeignTable),
-        table => Ok(table),
-    }
+    let table = extension.table(name);
+    let lacking = LACKING.iter().any(|(table, versions)| *table == name && versions.contains(&&extension.version[..]));
+    if table.is_none() && !lacking { Err(Error::ForeignTable) } else { Ok(table) }
 }
 
 fn with_plans<T>(work: impl FnOnce(&mut Plans) -> T) -> Option<T> {

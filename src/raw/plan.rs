@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use pgrx::datum::{DatumWithOid, TimestampWithTimeZone, Uuid};
+use pgrx::datum::{DatumWithOid, Interval, TimestampWithTimeZone, Uuid};
 use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
@@ -24,6 +24,8 @@ const PARAMETERS: usize = 8;
 pub enum Planning {
     /// Once for any arguments, never by reading a whole table: for a statement that finds its row by a unique key.
     ByIndex,
+    /// As [`Self::ByIndex`], and in the order of the index: for a statement that takes the first rows of many.
+    InOrder,
     /// Each time for the arguments at hand: for a statement whose best plan depends on them.
     ForArguments,
 }
@@ -46,12 +48,22 @@ impl Plan {
         let text = CString::new(text).map_err(|_| Error::Spi(pg_sys::SPI_ERROR_ARGUMENT))?;
         let mut types: Vec<pg_sys::Oid> = parameters.iter().map(|&builtin| builtin.into()).collect();
         let options = match planning {
-            Planning::ByIndex => pg_sys::CURSOR_OPT_GENERIC_PLAN,
+            Planning::ByIndex | Planning::InOrder => pg_sys::CURSOR_OPT_GENERIC_PLAN,
             Planning::ForArguments => pg_sys::CURSOR_OPT_CUSTOM_PLAN,
         };
         // SAFETY: `_connected` proves that SPI is connected, text and types outlive the call, and the server copies them.
+        // Parsing may want a snapshot, which a worker and a procedure after a commit do not have; an error leaves it to the
+        // server's clean-up.
         let plan = unsafe {
-            pg_sys::SPI_prepare_cursor(text.as_ptr(), types.len() as i32, types.as_mut_ptr(), options as i32)
+            let without_snapshot = !pg_sys::ActiveSnapshotSet();
+            if without_snapshot {
+                pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+            }
+            let plan = pg_sys::SPI_prepare_cursor(text.as_ptr(), types.len() as i32, types.as_mut_ptr(), options as i32);
+            if without_snapshot {
+                pg_sys::PopActiveSnapshot();
+            }
+            plan
         };
         // SAFETY: SPI_result is the server's word on the call above.
         let plan = NonNull::new(plan).ok_or(Error::Spi(unsafe { pg_sys::SPI_result }))?;
@@ -82,7 +94,7 @@ impl Plan {
                 nulls[at] = b' ' as core::ffi::c_char;
             }
         }
-        if self.planning == Planning::ByIndex {
+        if self.planning != Planning::ForArguments {
             self.plan_by_index(connected);
         }
         // SAFETY: `connected` proves that SPI is connected, the plan is ours until dropped, and both arrays are longer
@@ -97,10 +109,45 @@ impl Plan {
         Ok(Rows { table: NonNull::new(table), processed, connected: PhantomData })
     }
 
+    /// As [`Self::run`], if the plan touches no relation but these tables. A name in the statement may have come to mean
+    /// another one, such as a view of somebody who owns the schema; with the rights of our owner that must not run. Asked
+    /// afterwards too, since the server may have found the plan outdated in between; what it did is then undone.
+    pub fn run_on<'conn>(
+        &self,
+        connected: &SpiClient<'conn>,
+        arguments: &[DatumWithOid<'_>],
+        tables: &[pg_sys::Oid],
+    ) -> Result<Rows<'conn>, Error> {
+        // Before the plan is made too: making it runs functions that are declared immutable.
+        if !self.touches_only(tables) {
+            return Err(Error::ForeignTable);
+        }
+        self.plan_by_index(connected);
+        if !self.touches_only(tables) {
+            return Err(Error::ForeignTable);
+        }
+        let rows = self.run(connected, arguments)?;
+        if self.touches_only(tables) { Ok(rows) } else { Err(Error::ForeignTable) }
+    }
+
+    /// Whether the plan touches these tables alone.
+    fn touches_only(&self, tables: &[pg_sys::Oid]) -> bool {
+        // SAFETY: the plan is ours until dropped. Its sources, and the lists of the relations that the server found in them,
+        // belong to the server and are read here alone.
+        unsafe {
+            let sources = pg_sys::SPI_plan_get_plan_sources(self.plan.as_ptr());
+            pgrx::PgList::<pg_sys::CachedPlanSource>::from_pg(sources).iter_ptr().all(|source| {
+                pgrx::PgList::<pg_sys::Oid>::from_pg((*source).relationOids)
+                    .iter_oid()
+                    .all(|relation| tables.contains(&relation))
+            })
+        }
+    }
+
     /// Has the server make or renew the plan that [`Self::run`] will then find valid, while it may not scan a whole table.
     /// On a valid plan this is a check; the server alone knows whether search_path or a change of a table made it invalid.
     fn plan_by_index(&self, _connected: &SpiClient<'_>) {
-        let _by_index = ByIndex::begin();
+        let _by_index = ByIndex::begin(self.planning == Planning::InOrder);
         // SAFETY: SPI is connected; the plan is kept, as both functions ask, and the reference that the first takes is
         // given back to the same owner.
         unsafe {
@@ -123,17 +170,27 @@ impl Drop for Plan {
 
 /// While it lives, the planner takes an index wherever there is one.
 struct ByIndex {
-    before: bool,
+    seqscan: bool,
+    bitmapscan: bool,
+    sort: bool,
 }
 
 impl ByIndex {
-    fn begin() -> Self {
-        // SAFETY: a plain flag that only the planner of this single-threaded process reads. Nothing but planning happens
-        // while we hold it; an immutable function in a row policy may run then, and would see the flag.
+    fn begin(in_order: bool) -> Self {
+        // SAFETY: plain flags that only the planner of this single-threaded process reads. Nothing but planning happens
+        // while we hold them; an immutable function in a row policy may run then, and would see the flags.
         unsafe {
-            let before = pg_sys::enable_seqscan;
+            let before = Self {
+                seqscan: pg_sys::enable_seqscan,
+                bitmapscan: pg_sys::enable_bitmapscan,
+                sort: pg_sys::enable_sort,
+            };
             pg_sys::enable_seqscan = false;
-            Self { before }
+            if in_order {
+                pg_sys::enable_bitmapscan = false;
+                pg_sys::enable_sort = false;
+            }
+            before
         }
     }
 }
@@ -141,7 +198,11 @@ impl ByIndex {
 impl Drop for ByIndex {
     fn drop(&mut self) {
         // SAFETY: as in `begin`. Runs on errors too, which pgrx turns into unwinding.
-        unsafe { pg_sys::enable_seqscan = self.before };
+        unsafe {
+            pg_sys::enable_seqscan = self.seqscan;
+            pg_sys::enable_bitmapscan = self.bitmapscan;
+            pg_sys::enable_sort = self.sort;
+        }
     }
 }
 
@@ -165,10 +226,15 @@ impl Rows<'_> {
 
     /// Column `ordinal` (from 1) of the first row; `None` for NULL, and where there is no row.
     pub fn first<T: Column>(&self, ordinal: i32) -> Result<Option<T>, Error> {
-        let (Some(table), false) = (self.table, self.is_empty()) else {
+        self.get(0, ordinal)
+    }
+
+    /// Column `ordinal` (from 1) of a row (from 0); `None` for NULL, and where there is no such row.
+    pub fn get<T: Column>(&self, row: usize, ordinal: i32) -> Result<Option<T>, Error> {
+        let Some(table) = self.table.filter(|_| (row as u64) < self.processed) else {
             return Ok(None);
         };
-        // SAFETY: the server made the table, which lives while SPI is connected, and it has at least one row; the two
+        // SAFETY: the server made the table, which lives while SPI is connected, and it has more rows than `row`; the two
         // SPI functions check the ordinal and say NULL or the invalid type where there is no such column.
         unsafe {
             let table = table.as_ref();
@@ -176,7 +242,7 @@ impl Rows<'_> {
                 return Err(Error::ForeignTable);
             }
             let mut is_null = true;
-            let datum = pg_sys::SPI_getbinval(*table.vals, table.tupdesc, ordinal, &mut is_null);
+            let datum = pg_sys::SPI_getbinval(*table.vals.add(row), table.tupdesc, ordinal, &mut is_null);
             Ok(if is_null { None } else { T::copied(datum) })
         }
     }
@@ -197,6 +263,7 @@ pub trait Column: FromDatum + IntoDatum {
 impl Column for bool {}
 impl Column for i64 {}
 impl Column for pg_sys::Oid {}
+impl Column for Interval {}
 impl Column for TimestampWithTimeZone {}
 impl Column for pg_sys::TransactionId {}
 impl Column for Vec<u8> {}

@@ -3,7 +3,7 @@
 
 use core::ffi::CStr;
 
-use pgrx::datum::Interval;
+use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
 
 use crate::error::Error;
@@ -17,8 +17,20 @@ pub struct Extension {
     pub version: Vec<u8>,
     /// The schema's name, quoted, in the database's encoding.
     pub schema: Vec<u8>,
-    /// The extension's own `operation_policy`, if its version has one.
-    pub policy_table: Option<pg_sys::Oid>,
+    /// The extension's own tables, those that pg_dump knows as its configuration, and their names.
+    tables: Vec<(pg_sys::Oid, std::ffi::CString)>,
+}
+
+impl Extension {
+    /// The extension's own table of this name, if its version has one.
+    pub fn table(&self, name: &CStr) -> Option<pg_sys::Oid> {
+        self.tables.iter().find(|(_, known)| known.as_c_str() == name).map(|(table, _)| *table)
+    }
+
+    /// All tables of the extension.
+    pub fn tables(&self) -> impl Iterator<Item = pg_sys::Oid> + '_ {
+        self.tables.iter().map(|(table, _)| *table)
+    }
 }
 
 /// A row of `operation_policy`.
@@ -34,39 +46,82 @@ pub struct PolicyRow {
 /// The extension as it is now, whatever snapshot the transaction has: a saved plan outlives the transaction.
 pub fn find_extension() -> Option<Extension> {
     let name = c"idempotency_record";
-    let key = pg_sys::Datum::from(name.as_ptr());
+    let key = Key::of_type(
+        pg_sys::Anum_pg_extension_extname as i16,
+        pg_sys::NAMEOID,
+        pg_sys::F_NAMEEQ,
+        pg_sys::Datum::from(name.as_ptr()),
+    );
     let index = pg_sys::Oid::from(pg_sys::ExtensionNameIndexId);
-    let attribute = pg_sys::Anum_pg_extension_extname as i16;
-    let (oid, namespace, version, tables) =
-        first_row(pg_sys::ExtensionRelationId, index, attribute, pg_sys::F_NAMEEQ, key, |row| {
-            let namespace = row.get::<pg_sys::Oid>(pg_sys::Anum_pg_extension_extnamespace as i16)?;
-            let version = row.get::<Vec<u8>>(pg_sys::Anum_pg_extension_extversion as i16)?;
-            let tables = row.get::<Vec<pg_sys::Oid>>(pg_sys::Anum_pg_extension_extconfig as i16).unwrap_or_default();
-            Some((row.get::<pg_sys::Oid>(pg_sys::Anum_pg_extension_oid as i16)?, namespace, version, tables))
-        })???;
+    let (oid, namespace, version, tables) = first_row(pg_sys::ExtensionRelationId, index, &[key], |row| {
+        let namespace = row.get::<pg_sys::Oid>(pg_sys::Anum_pg_extension_extnamespace as i16)?;
+        let version = row.get::<Vec<u8>>(pg_sys::Anum_pg_extension_extversion as i16)?;
+        let tables = row.get::<Vec<pg_sys::Oid>>(pg_sys::Anum_pg_extension_extconfig as i16).unwrap_or_default();
+        Some((row.get::<pg_sys::Oid>(pg_sys::Anum_pg_extension_oid as i16)?, namespace, version, tables))
+    })???;
     // Who may write pg_extension.extconfig is who creates the extension, so that its tables are the extension's own.
-    let policy_table = tables.into_iter().find(|&table| relation_name(table).as_deref() == Some(c"operation_policy"));
-    Some(Extension { oid, version, schema: quoted_schema(namespace)?, policy_table })
+    let tables = tables.into_iter().filter_map(|table| Some((table, relation_name(table)?))).collect();
+    Some(Extension { oid, version, schema: quoted_schema(namespace)?, tables })
+}
+
+/// Who owns a table; `None` if it is gone.
+pub fn find_owner(table: pg_sys::Oid) -> Option<pg_sys::Oid> {
+    let key =
+        Key::of_type(pg_sys::Anum_pg_class_oid as i16, pg_sys::OIDOID, pg_sys::F_OIDEQ, pg_sys::Datum::from(table));
+    let index = pg_sys::Oid::from(pg_sys::ClassOidIndexId);
+    first_row(pg_sys::RelationRelationId, index, &[key], |row| row.get(pg_sys::Anum_pg_class_relowner as i16))??
+}
+
+/// A database by its name; `None` if there is none. Without an index, whose description a process that is connected to no
+/// database may not find.
+pub(super) fn find_database(name: &CStr) -> Option<pg_sys::Oid> {
+    let name = pg_sys::Datum::from(name.as_ptr());
+    let key = Key::of_type(pg_sys::Anum_pg_database_datname as i16, pg_sys::NAMEOID, pg_sys::F_NAMEEQ, name);
+    first_row(pg_sys::DatabaseRelationId, pg_sys::InvalidOid, &[key], |row| {
+        row.get(pg_sys::Anum_pg_database_oid as i16)
+    })??
 }
 
 /// The row of an operation in the extension's `operation_policy`; an error if that is not the table that it was created as.
 /// A policy that could not be read must not be taken for none.
 pub fn find_policy(table: pg_sys::Oid, operation: &str) -> Result<Option<PolicyRow>, Error> {
-    let operation_column = column(table, c"operation", pg_sys::TEXTOID)?;
+    let key = Key::text(column(table, c"operation", pg_sys::TEXTOID)?, operation.as_bytes())?;
     let refusals = column(table, c"refusals", pg_sys::TEXTOID)?;
     let stored_request = column(table, c"stored_request", pg_sys::TEXTOID)?;
     let retention = column(table, c"retention", pg_sys::INTERVALOID)?;
-    let key = operation.into_datum().ok_or(Error::Operation)?;
-    // No index: there are few operations, and which index the table's owner has is not for sure.
-    let found = first_row(table, pg_sys::InvalidOid, operation_column, pg_sys::F_TEXTEQ, key, |row| {
+    own_row(table, &[key], |row| {
         Some(PolicyRow {
             refusals: row.get(refusals)?,
             stored_request: row.get(stored_request)?,
             retention: row.get(retention),
         })
     })
-    .ok_or(Error::ForeignTable)?;
-    match found {
+}
+
+/// The retention of a subscriber in the extension's `subscriber_policy`, as [`find_policy`].
+pub fn find_subscriber_retention(table: pg_sys::Oid, subscriber: &[u8]) -> Result<Option<Interval>, Error> {
+    let key = Key::text(column(table, c"subscriber", pg_sys::TEXTOID)?, subscriber)?;
+    let retention = column(table, c"retention", pg_sys::INTERVALOID)?;
+    own_row(table, &[key], |row| row.get(retention))
+}
+
+/// Up to when the records of an operation or subscriber were purged, from the extension's `retention_fence`, as
+/// [`find_policy`].
+pub fn find_fence(table: pg_sys::Oid, kind: &str, name: &[u8]) -> Result<Option<TimestampWithTimeZone>, Error> {
+    let kind = Key::text(column(table, c"kind", pg_sys::TEXTOID)?, kind.as_bytes())?;
+    let name = Key::text(column(table, c"name", pg_sys::TEXTOID)?, name)?;
+    let purged_before = column(table, c"purged_before", pg_sys::TIMESTAMPTZOID)?;
+    own_row(table, &[kind, name], |row| row.get(purged_before))
+}
+
+/// The first row of one of our tables, which `read` cannot do without.
+fn own_row<T>(
+    table: pg_sys::Oid,
+    keys: &[Key],
+    read: impl FnOnce(&Row) -> Option<T>,
+) -> Result<Option<T>, Error> {
+    // No index: these tables are small, and which index a table's owner has is not for sure.
+    match first_row(table, pg_sys::InvalidOid, keys, read).ok_or(Error::ForeignTable)? {
         Some(None) => Err(Error::ForeignTable),
         Some(row) => Ok(row),
         None => Ok(None),
@@ -128,40 +183,70 @@ impl Row {
     }
 }
 
-/// Reads the first row whose attribute, of the type that `equals` compares, equals the key in the collation "C". `None` if
-/// there is no such table any more, or it has been altered since its columns were looked up; else the row, if there is one.
+/// What a column of the row that is looked for equals.
+struct Key {
+    attribute: i16,
+    of_type: pg_sys::Oid,
+    equals: u32,
+    value: pg_sys::Datum,
+}
+
+impl Key {
+    fn of_type(attribute: i16, of_type: pg_sys::Oid, equals: u32, value: pg_sys::Datum) -> Self {
+        Self { attribute, of_type, equals, value }
+    }
+
+    /// A text in the database's encoding.
+    fn text(attribute: i16, value: &[u8]) -> Result<Self, Error> {
+        // The bytes of a text and of a bytea lie in memory in the same way.
+        let value = value.into_datum().ok_or(Error::ForeignTable)?;
+        Ok(Self::of_type(attribute, pg_sys::TEXTOID, pg_sys::F_TEXTEQ, value))
+    }
+}
+
+/// The most columns that any look-up compares.
+const KEYS: usize = 2;
+
+/// Reads the first row whose columns equal the keys, texts in the collation "C". `None` if there is no such table any more,
+/// or it has been altered since its columns were looked up; else the row, if there is one.
 fn first_row<T>(
     table: pg_sys::Oid,
     index: pg_sys::Oid,
-    attribute: i16,
-    equals: u32,
-    key: pg_sys::Datum,
+    keys: &[Key],
     read: impl FnOnce(&Row) -> T,
 ) -> Option<Option<T>> {
-    let key_type = if equals == pg_sys::F_NAMEEQ { pg_sys::NAMEOID } else { pg_sys::TEXTOID };
     // SAFETY: the order of calls is the server's own for a scan of a catalogue. The relation stays open and locked until
-    // the row has been read, so that the type of its key column, which is checked under the lock, is the one that is
+    // the row has been read, so that the types of its key columns, which are checked under the lock, are the ones that are
     // compared; after an error the server closes all.
     unsafe {
-        let relation = pg_sys::try_relation_open(table, pg_sys::AccessShareLock as i32);
+        // A catalogue is there; and to ask whether it is would read another one, which without a database is not.
+        let is_catalog = table.to_u32() < pg_sys::FirstNormalObjectId;
+        let open = if is_catalog { pg_sys::relation_open } else { pg_sys::try_relation_open };
+        let relation = open(table, pg_sys::AccessShareLock as i32);
         if relation.is_null() {
             return None;
         }
         let mut result = None;
-        if pg_sys::SPI_gettypeid((*relation).rd_att, attribute.into()) == key_type {
-            let mut scan_key = core::mem::zeroed::<pg_sys::ScanKeyData>();
-            pg_sys::ScanKeyEntryInitialize(
-                &mut scan_key,
-                0,
-                attribute,
-                pg_sys::BTEqualStrategyNumber as _,
-                pg_sys::InvalidOid,
-                pg_sys::C_COLLATION_OID,
-                equals.into(),
-                key,
-            );
+        let as_known =
+            |key: &Key| pg_sys::SPI_gettypeid((*relation).rd_att, key.attribute.into()) == key.of_type;
+        if keys.len() <= KEYS && keys.iter().all(as_known) {
+            let mut scan_keys = [core::mem::zeroed::<pg_sys::ScanKeyData>(); KEYS];
+            for (scan_key, key) in scan_keys.iter_mut().zip(keys) {
+                pg_sys::ScanKeyEntryInitialize(
+                    scan_key,
+                    0,
+                    key.attribute,
+                    pg_sys::BTEqualStrategyNumber as _,
+                    pg_sys::InvalidOid,
+                    pg_sys::C_COLLATION_OID,
+                    key.equals.into(),
+                    key.value,
+                );
+            }
             let by_index = index != pg_sys::InvalidOid;
-            let scan = pg_sys::systable_beginscan(relation, index, by_index, core::ptr::null_mut(), 1, &mut scan_key);
+            let (snapshot, count) = (core::ptr::null_mut(), keys.len() as i32);
+            let scan =
+                pg_sys::systable_beginscan(relation, index, by_index, snapshot, count, scan_keys.as_mut_ptr());
             let tuple = pg_sys::systable_getnext(scan);
             result = Some((!tuple.is_null()).then(|| read(&Row { tuple, description: (*relation).rd_att })));
             pg_sys::systable_endscan(scan);

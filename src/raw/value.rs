@@ -70,12 +70,19 @@ untouched!(
     "A `jsonb` that goes from a statement to the caller as it is, without a way through text."
 );
 
+untouched!(Row, "record", RECORDOID, "The row of a procedure's INOUT parameters.");
 untouched!(Procedure, "regprocedure", REGPROCEDUREOID, "A `regprocedure`.");
 untouched!(UuidArray, "uuid[]", UUIDARRAYOID, "A `uuid[]` that goes into a statement as it came.");
 untouched!(Int8Array, "bigint[]", INT8ARRAYOID, "A `bigint[]` that goes into a statement as it came.");
 untouched!(JsonbArray, "jsonb[]", JSONBARRAYOID, "A `jsonb[]` that goes into a statement as it came.");
 
 impl Text {
+    /// A text of these bytes, which came from one of this database.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
+        // A bytea's bytes lie in memory as a text's do.
+        bytes.into_datum().map(Self).ok_or(Error::Required("text"))
+    }
+
     /// The length in bytes, without the cost of decompressing a value that may be far too long.
     pub fn octet_length(self) -> usize {
         // SAFETY: the datum is a valid varlena, whose header alone is read.

@@ -1,0 +1,92 @@
+CREATE VIEW retention_status AS
+WITH RECURSIVE requested AS (
+    (SELECT operation FROM request_result ORDER BY operation DESC, created_at DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.operation FROM request_result AS next
+             WHERE next.operation < requested.operation
+             ORDER BY next.operation DESC, next.created_at DESC LIMIT 1)
+      FROM requested WHERE requested.operation IS NOT NULL
+), received AS (
+    (SELECT subscriber FROM processed_message ORDER BY subscriber DESC, created_at DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.subscriber FROM processed_message AS next
+             WHERE next.subscriber < received.subscriber
+             ORDER BY next.subscriber DESC, next.created_at DESC LIMIT 1)
+      FROM received WHERE received.subscriber IS NOT NULL
+), subject AS (
+    SELECT 'operation' AS kind, operation AS name FROM requested WHERE operation IS NOT NULL
+    UNION SELECT 'operation', operation FROM operation_policy
+    UNION SELECT 'subscriber', subscriber FROM received WHERE subscriber IS NOT NULL
+    UNION SELECT 'subscriber', subscriber FROM subscriber_policy
+    UNION SELECT kind, name FROM retention_fence
+), share AS (
+    SELECT least(100, 30000.0 / greatest(1, pg_relation_size('request_result') / current_setting('block_size')::int))::real AS of_requests,
+           least(100, 30000.0 / greatest(1, pg_relation_size('processed_message') / current_setting('block_size')::int))::real AS of_messages
+), sample AS (
+    SELECT 'operation' AS kind, operation AS name, (count(*) * 100 / (SELECT of_requests FROM share))::bigint AS records
+      FROM request_result TABLESAMPLE SYSTEM ((SELECT of_requests FROM share))
+     GROUP BY operation
+    UNION ALL
+    SELECT 'subscriber', subscriber, (count(*) * 100 / (SELECT of_messages FROM share))::bigint
+      FROM processed_message TABLESAMPLE SYSTEM ((SELECT of_messages FROM share))
+     GROUP BY subscriber
+), known AS (
+    SELECT subject.kind, subject.name,
+           CASE subject.kind
+               WHEN 'operation' THEN coalesce((SELECT retention FROM operation_policy WHERE operation = subject.name), setting.retention)
+               ELSE coalesce((SELECT retention FROM subscriber_policy WHERE subscriber = subject.name), setting.message_retention)
+           END AS retention,
+           setting.worker
+      FROM subject, retention_setting() AS setting
+)
+SELECT known.kind,
+       known.name,
+       coalesce(sample.records, 0) AS estimated_records,
+       CASE known.kind
+           WHEN 'operation' THEN (SELECT created_at FROM request_result WHERE operation = known.name ORDER BY created_at LIMIT 1)
+           ELSE (SELECT created_at FROM processed_message WHERE subscriber = known.name ORDER BY created_at LIMIT 1)
+       END AS oldest,
+       known.retention,
+       CASE known.kind
+           WHEN 'operation' THEN (SELECT count(*) FROM (SELECT FROM request_result
+                                                         WHERE operation = known.name AND created_at < clock_timestamp() - known.retention
+                                                         LIMIT 100000) AS expired)
+           ELSE (SELECT count(*) FROM (SELECT FROM processed_message
+                                        WHERE subscriber = known.name AND created_at < clock_timestamp() - known.retention
+                                        LIMIT 100000) AS expired)
+       END AS expired,
+       fence.purged_before,
+       progress.purged_at AS last_purge,
+       progress.duration AS last_duration,
+       progress.deleted AS last_deleted,
+       known.worker
+  FROM known
+  LEFT JOIN sample ON sample.kind = known.kind AND sample.name = known.name
+  LEFT JOIN retention_fence AS fence ON fence.kind = known.kind AND fence.name = known.name
+  LEFT JOIN purge_progress AS progress ON progress.kind = known.kind AND progress.name = known.name
+ ORDER BY known.kind, known.name;
+
+COMMENT ON VIEW retention_status IS
+    'Whether the purge works: a row for each operation and subscriber. It does if expired stays low and last_purge is young. The reader needs EXECUTE on retention_setting.';
+COMMENT ON COLUMN retention_status.kind IS
+    'operation (request_result) or subscriber (processed_message).';
+COMMENT ON COLUMN retention_status.name IS
+    'The operation, such as debit:v1, or the subscriber.';
+COMMENT ON COLUMN retention_status.estimated_records IS
+    'How many records there are, from a sample of about 300 pages: exact for a smaller table, else within some 10 %; one with few records in a large table may be missed.';
+COMMENT ON COLUMN retention_status.oldest IS
+    'When the oldest record was made; NULL where there is none.';
+COMMENT ON COLUMN retention_status.retention IS
+    'How long a record is kept: as operation_policy or subscriber_policy declares, else idempotency_record.retention or message_retention.';
+COMMENT ON COLUMN retention_status.expired IS
+    'How many records are older than that and wait for a purge; counted up to 100000.';
+COMMENT ON COLUMN retention_status.purged_before IS
+    'The fence: dated keys from before this, of which there is no record, are refused.';
+COMMENT ON COLUMN retention_status.last_purge IS
+    'When the last purge of it began; NULL if there was none since the extension was created or restored.';
+COMMENT ON COLUMN retention_status.last_duration IS
+    'How long that took.';
+COMMENT ON COLUMN retention_status.last_deleted IS
+    'How many records it deleted.';
+COMMENT ON COLUMN retention_status.worker IS
+    'on if a worker purges this database, else what is missing for that.';

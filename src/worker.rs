@@ -1,0 +1,173 @@
+//! The launcher, which the server starts where the library is preloaded, and the purge workers that it starts: one for each
+//! database that is named in `idempotency_record.databases`, every `idempotency_record.purge_interval`.
+//!
+//! A purge worker ends when it is done. So a database can be dropped or copied between two purges, which a session that
+//! stays connected would prevent; each purge reads the settings of its database; and no state can go stale. Neither
+//! swallows an error: it ends the process with one line in the log, and the next interval brings the next worker.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime, DynamicBackgroundWorker};
+use pgrx::prelude::*;
+
+use crate::error::Error;
+use crate::{purge, raw, setting};
+
+/// The library's name, as in shared_preload_libraries.
+const LIBRARY: &str = "idempotency_record";
+/// How soon the server starts a launcher again that failed.
+const RESTART: Duration = Duration::from_secs(10);
+/// How long the launcher sleeps when nothing is to be done; a reload wakes it.
+const SLEEP: Duration = Duration::from_secs(600);
+/// How soon it tries again where the server has no room for a worker.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// Whether this server preloaded the library; each process inherits it.
+static PRELOADED: AtomicBool = AtomicBool::new(false);
+
+/// Has the server start the launcher, if the library is being preloaded. It starts when the server takes writes: on a standby,
+/// at its promotion.
+pub fn init() {
+    if !raw::is_preloading() {
+        return;
+    }
+    PRELOADED.store(true, Ordering::Relaxed);
+    BackgroundWorkerBuilder::new("idempotency_record launcher")
+        .set_type("idempotency_record launcher")
+        .set_library(LIBRARY)
+        .set_function("idempotency_record_launcher")
+        .enable_spi_access()
+        .set_start_time(BgWorkerStartTime::RecoveryFinished)
+        .set_restart_time(Some(RESTART))
+        .load();
+}
+
+/// Why no worker purges this database, or `on`.
+pub fn state() -> &'static str {
+    let named = || {
+        let databases = raw::find_databases(&setting::databases()).unwrap_or_default();
+        databases.iter().any(|(_, oid)| *oid == Some(raw::current_database()))
+    };
+    if !PRELOADED.load(Ordering::Relaxed) {
+        "off: idempotency_record is not in shared_preload_libraries"
+    } else if setting::purge_interval().is_none() {
+        "off: idempotency_record.purge_interval is 0"
+    } else if !named() {
+        "off: the database is not in idempotency_record.databases"
+    } else {
+        "on"
+    }
+}
+
+/// A database that is purged.
+#[derive(Default)]
+struct Database {
+    /// When its last worker was started.
+    started: Option<Instant>,
+    worker: Option<DynamicBackgroundWorker>,
+    /// Whether the log says already that it does not exist.
+    missed: bool,
+}
+
+/// The launcher's loop.
+pub fn launch() {
+    // No database: the list of databases is all that it reads.
+    BackgroundWorker::connect_worker_to_spi(None, None);
+    let mut databases = HashMap::new();
+    loop {
+        if BackgroundWorker::sighup_received() {
+            raw::reload_configuration();
+        }
+        let sleep = match setting::purge_interval() {
+            Some(interval) => start_workers(&mut databases, interval),
+            None => SLEEP,
+        };
+        raw::report_activity(true, c"waiting for the next purge");
+        if !BackgroundWorker::wait_latch(Some(sleep.clamp(Duration::from_millis(100), SLEEP))) {
+            return;
+        }
+    }
+}
+
+/// Starts a worker for each database whose time has come, and returns when the next one's comes.
+fn start_workers(databases: &mut HashMap<CString, Database>, interval: Duration) -> Duration {
+    raw::report_activity(false, c"starting purge workers");
+    let Some(named) = raw::in_transaction(|| raw::find_databases(&setting::databases())) else {
+        warning!("idempotency_record.databases is not a list of names");
+        return SLEEP;
+    };
+    databases.retain(|name, _| named.iter().any(|(still, _)| still == name));
+    let mut sleep = SLEEP;
+    for (name, oid) in named {
+        let shown = name.to_string_lossy().into_owned();
+        let database = databases.entry(name).or_default();
+        let elapsed = database.started.map(|started| started.elapsed());
+        if let Some(rest) = elapsed.and_then(|elapsed| interval.checked_sub(elapsed)).filter(|rest| !rest.is_zero()) {
+            sleep = sleep.min(rest);
+            continue;
+        }
+        sleep = sleep.min(interval);
+        if database.worker.as_ref().is_some_and(|worker| worker.pid().is_ok()) {
+            continue; // The last purge is still going on.
+        }
+        let Some(oid) = oid else {
+            if !std::mem::replace(&mut database.missed, true) {
+                warning!("database \"{shown}\" of idempotency_record.databases does not exist");
+            }
+            continue;
+        };
+        database.missed = false;
+        match start_worker(&shown, oid) {
+            Some(worker) => {
+                database.worker = Some(worker);
+                database.started = Some(Instant::now());
+            }
+            None => {
+                warning!("no purge worker could be started for database \"{shown}\": max_worker_processes is too low");
+                sleep = sleep.min(RETRY);
+            }
+        }
+    }
+    sleep
+}
+
+fn start_worker(database: &str, oid: pg_sys::Oid) -> Option<DynamicBackgroundWorker> {
+    BackgroundWorkerBuilder::new(&format!("idempotency_record purge worker for {database}"))
+        .set_type("idempotency_record purge worker")
+        .set_library(LIBRARY)
+        .set_function("idempotency_record_purge_worker")
+        .set_argument(Some(pg_sys::Datum::from(oid)))
+        .enable_spi_access()
+        .set_start_time(BgWorkerStartTime::RecoveryFinished)
+        .set_restart_time(None)
+        .load_dynamic()
+        .ok()
+}
+
+/// A purge worker's work, in the database that it is connected to.
+pub fn purge() {
+    raw::report_activity(false, c"purging expired records");
+    let purged = raw::in_transaction(|| {
+        if raw::find_extension().is_none() {
+            return Ok(None); // Not created, or dropped since: then there is nothing to purge.
+        }
+        let next = || {
+            if BackgroundWorker::sighup_received() {
+                raw::reload_configuration();
+            }
+            raw::next_transaction();
+            Ok::<_, Error>(())
+        };
+        purge::everything(Some(purge::BATCH_SIZE), None, next).map(Some)
+    });
+    match purged {
+        Ok(Some(purged)) if purged.deleted > 0 => {
+            log!("idempotency_record purged {} records, {} are left", purged.deleted, purged.remaining);
+        }
+        Ok(_) => {}
+        Err(error) => raw::raise(error),
+    }
+}
