@@ -49,10 +49,10 @@ SELECT known.kind,
        known.retention,
        CASE known.kind
            WHEN 'operation' THEN (SELECT count(*) FROM (SELECT FROM request_result
-                                                         WHERE operation = known.name AND created_at < clock_timestamp() - known.retention
+                                                         WHERE operation = known.name AND created_at < statement_timestamp() - known.retention
                                                          LIMIT 100000) AS expired)
            ELSE (SELECT count(*) FROM (SELECT FROM processed_message
-                                        WHERE subscriber = known.name AND created_at < clock_timestamp() - known.retention
+                                        WHERE subscriber = known.name AND created_at < statement_timestamp() - known.retention
                                         LIMIT 100000) AS expired)
        END AS expired,
        fence.purged_before,
@@ -73,7 +73,7 @@ COMMENT ON COLUMN retention_status.kind IS
 COMMENT ON COLUMN retention_status.name IS
     'The operation, such as debit:v1, or the subscriber.';
 COMMENT ON COLUMN retention_status.estimated_records IS
-    'How many records there are, from a sample of about 300 pages: exact for a smaller table, else within some 10 %; one with few records in a large table may be missed.';
+    'How many records there are, from a sample of about 300 pages: exact for a smaller table, else within some 10 %; of few records in a large table it says little.';
 COMMENT ON COLUMN retention_status.oldest IS
     'When the oldest record was made; NULL where there is none.';
 COMMENT ON COLUMN retention_status.retention IS

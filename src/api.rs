@@ -52,11 +52,12 @@ fn run_once(
     Ok(run::run(p_account, p_operation, p_key, p_request, p_handler, None)?.1.response)
 }
 
-/// A function that returns the one row of an outcome: the macro `pg_extern` reads the columns out of its signature.
+/// A function that returns the one row of an outcome: the macro `pg_extern` reads the columns out of its signature. The
+/// arguments pass as one token, since `pg_extern` does not recognize an `Option` that was matched as a type.
 macro_rules! outcome {
-    ($(#[$attribute:meta])* fn $function:ident($($argument:ident: $type:ty),* $(,)?) -> $body:expr) => {
+    ($(#[$attribute:meta])* fn $function:ident $arguments:tt -> $body:expr) => {
         $(#[$attribute])*
-        fn $function($($argument: $type),*) -> Result<
+        fn $function $arguments -> Result<
             TableIterator<
                 'static,
                 (
