@@ -331,9 +331,8 @@ fn purge(
 /// What is set for the purge of this database: the retention of requests and of messages where no policy declares one, and
 /// whether a worker purges it: `on`, or what is missing for that.
 #[pg_extern(stable, parallel_safe)]
-fn retention_setting() -> TableIterator<
-    'static,
-    (name!(retention, Interval), name!(message_retention, Interval), name!(worker, &'static str)),
-> {
+fn retention_setting()
+-> TableIterator<'static, (name!(retention, Interval), name!(message_retention, Interval), name!(worker, &'static str))>
+{
     TableIterator::once((setting::retention(), setting::message_retention(), worker::state()))
 }

@@ -108,8 +108,8 @@ mod tests {
     #[test]
     fn no_other_uuid_does() {
         for other in [
-            "919108f7-52d1-4320-9bac-f847db4148a8",   // version 4
-            "017f22e2-79b0-7cc3-18c4-dc0c0c07398f",   // another variant
+            "919108f7-52d1-4320-9bac-f847db4148a8", // version 4
+            "017f22e2-79b0-7cc3-18c4-dc0c0c07398f", // another variant
             "00000000-0000-0000-0000-000000000000",
             "ffffffff-ffff-ffff-ffff-ffffffffffff",
         ] {

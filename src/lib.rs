@@ -39,7 +39,12 @@ extension_sql_file!(
     "../sql/retention_status.sql",
     name = "retention_status",
     requires = [
-        "request_result", "processed_message", "operation_policy", "subscriber_policy", "retention_fence", "purge",
+        "request_result",
+        "processed_message",
+        "operation_policy",
+        "subscriber_policy",
+        "retention_fence",
+        "purge",
         api::retention_setting
     ]
 );

@@ -311,14 +311,8 @@ impl Work {
             State::Done | State::Denied => return Ok(Step::Last),
         };
         let [kind, name] = self.names()?;
-        let progress = [
-            kind,
-            name,
-            bound(self.deleted_before)?.into(),
-            self.began.into(),
-            self.deleted.into(),
-            sweep.into(),
-        ];
+        let progress =
+            [kind, name, bound(self.deleted_before)?.into(), self.began.into(), self.deleted.into(), sweep.into()];
         statement::SAVE_PROGRESS.run_as_owner(connected, &progress)?;
         Ok(if self.state == State::Done { Step::Last } else { Step::Batch })
     }

@@ -11,9 +11,7 @@ mod worker;
 
 pub use catalog::{accept_invalidations, catalog_generation, is_current_transaction};
 pub use plan::{Plan, Planning, Rows};
-pub use scan::{
-    Extension, PolicyRow, find_extension, find_fence, find_owner, find_policy, find_subscriber_retention,
-};
+pub use scan::{Extension, PolicyRow, find_extension, find_fence, find_owner, find_policy, find_subscriber_retention};
 pub use setting::reserve_settings;
 pub use transaction::{ActingAs, Call, commit};
 pub use value::{Int8Array, Jsonb, JsonbArray, Procedure, Row, Text, UuidArray};

@@ -15,7 +15,9 @@ use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
-use crate::raw::{ActingAs, Extension, accept_invalidations, Plan, Planning, Rows, catalog_generation, find_extension, find_owner};
+use crate::raw::{
+    ActingAs, Extension, Plan, Planning, Rows, accept_invalidations, catalog_generation, find_extension, find_owner,
+};
 
 /// The first version, see [`Statement`].
 const VERSION_0_1: &[u8] = b"0.1.0";
@@ -637,8 +639,8 @@ pub static DELETE_MESSAGES: Statement = Statement {
 /// $1 operation, $2 from, $3 to, $4 at most: how many records of the time are there, and the time of the first that is not
 /// older than $2.
 pub static COUNT_REQUESTS: Statement = Statement {
-    text: "SELECT (SELECT pg_catalog.count(*)
-                     FROM (SELECT FROM @extschema@.request_result
+    text: "SELECT (SELECT pg_catalog.count(created_at)
+                     FROM (SELECT created_at FROM @extschema@.request_result
                             WHERE operation OPERATOR(pg_catalog.=) $1
                               AND created_at OPERATOR(pg_catalog.>=) $2
                               AND created_at OPERATOR(pg_catalog.<) $3
@@ -655,8 +657,8 @@ pub static COUNT_REQUESTS: Statement = Statement {
 
 /// As [`COUNT_REQUESTS`], the messages of subscriber $1.
 pub static COUNT_MESSAGES: Statement = Statement {
-    text: "SELECT (SELECT pg_catalog.count(*)
-                     FROM (SELECT FROM @extschema@.processed_message
+    text: "SELECT (SELECT pg_catalog.count(created_at)
+                     FROM (SELECT created_at FROM @extschema@.processed_message
                             WHERE subscriber OPERATOR(pg_catalog.=) $1
                               AND created_at OPERATOR(pg_catalog.>=) $2
                               AND created_at OPERATOR(pg_catalog.<) $3
@@ -688,7 +690,7 @@ pub static MOVE_FENCE: Statement = Statement {
 /// one hundredth of the time, at most.
 pub static FIND_PROGRESS: Statement = Statement {
     text: "SELECT deleted_before,
-                  sweep_duration OPERATOR(pg_catalog.<) pg_catalog.make_interval(secs => 0.1)
+                  sweep_duration OPERATOR(pg_catalog.<) pg_catalog.make_interval(0, 0, 0, 0, 0, 0, 0.1)
                   OR (swept_at OPERATOR(pg_catalog.+) (sweep_duration OPERATOR(pg_catalog.*) 100))
                      OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp()
              FROM @extschema@.purge_progress
@@ -821,7 +823,7 @@ mod tests {
     const SOURCE: &str = include_str!("statement.rs");
     const VERBS: [&str; 6] = ["SELECT", "INSERT", "UPDATE", "DELETE", "WITH", "\n           ON CONFLICT"];
     /// What may precede a parenthesis without being a function.
-    const KEYWORDS: [&str; 24] = [
+    const KEYWORDS: [&str; 27] = [
         "accepted",
         "accepted_version",
         "and",
@@ -833,6 +835,7 @@ mod tests {
         "coalesce",
         "conflict",
         "exists",
+        "fence",
         "from",
         "given",
         "materialized",
@@ -841,6 +844,8 @@ mod tests {
         "operator",
         "or",
         "processed_message",
+        "progress",
+        "recursive",
         "request_result",
         "select",
         "values",
@@ -848,14 +853,21 @@ mod tests {
         "where",
     ];
     /// What SET assigns is no comparison.
-    const ASSIGNMENTS: [&str; 4] = [
+    const ASSIGNMENTS: [&str; 11] = [
         "balance = balance",
         "balance = account.balance",
         "version = excluded.version",
         "accepted_at = excluded.accepted_at",
+        "purged_before = excluded.purged_before",
+        "deleted_before = excluded.deleted_before",
+        "purged_at = excluded.purged_at",
+        "duration = excluded.duration",
+        "deleted = excluded.deleted",
+        "swept_at = CASE",
+        "sweep_duration = CASE",
     ];
     /// What may follow FROM, JOIN, INTO or UPDATE: qualified names, derived tables, WITH queries, clauses.
-    const RELATIONS: [&str; 13] = [
+    const RELATIONS: [&str; 17] = [
         "SET",
         "OF",
         "@extschema@.",
@@ -869,6 +881,10 @@ mod tests {
         "accepted",
         "wanted",
         "locked",
+        "found",
+        "subject",
+        "expired",
+        "deleted",
     ];
 
     /// The SQL texts of this file with literals blanked and qualified operators taken out.

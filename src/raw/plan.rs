@@ -59,7 +59,8 @@ impl Plan {
             if without_snapshot {
                 pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             }
-            let plan = pg_sys::SPI_prepare_cursor(text.as_ptr(), types.len() as i32, types.as_mut_ptr(), options as i32);
+            let plan =
+                pg_sys::SPI_prepare_cursor(text.as_ptr(), types.len() as i32, types.as_mut_ptr(), options as i32);
             if without_snapshot {
                 pg_sys::PopActiveSnapshot();
             }

@@ -115,11 +115,7 @@ pub fn find_fence(table: pg_sys::Oid, kind: &str, name: &[u8]) -> Result<Option<
 }
 
 /// The first row of one of our tables, which `read` cannot do without.
-fn own_row<T>(
-    table: pg_sys::Oid,
-    keys: &[Key],
-    read: impl FnOnce(&Row) -> Option<T>,
-) -> Result<Option<T>, Error> {
+fn own_row<T>(table: pg_sys::Oid, keys: &[Key], read: impl FnOnce(&Row) -> Option<T>) -> Result<Option<T>, Error> {
     // No index: these tables are small, and which index a table's owner has is not for sure.
     match first_row(table, pg_sys::InvalidOid, keys, read).ok_or(Error::ForeignTable)? {
         Some(None) => Err(Error::ForeignTable),
@@ -227,8 +223,7 @@ fn first_row<T>(
             return None;
         }
         let mut result = None;
-        let as_known =
-            |key: &Key| pg_sys::SPI_gettypeid((*relation).rd_att, key.attribute.into()) == key.of_type;
+        let as_known = |key: &Key| pg_sys::SPI_gettypeid((*relation).rd_att, key.attribute.into()) == key.of_type;
         if keys.len() <= KEYS && keys.iter().all(as_known) {
             let mut scan_keys = [core::mem::zeroed::<pg_sys::ScanKeyData>(); KEYS];
             for (scan_key, key) in scan_keys.iter_mut().zip(keys) {
@@ -245,8 +240,7 @@ fn first_row<T>(
             }
             let by_index = index != pg_sys::InvalidOid;
             let (snapshot, count) = (core::ptr::null_mut(), keys.len() as i32);
-            let scan =
-                pg_sys::systable_beginscan(relation, index, by_index, snapshot, count, scan_keys.as_mut_ptr());
+            let scan = pg_sys::systable_beginscan(relation, index, by_index, snapshot, count, scan_keys.as_mut_ptr());
             let tuple = pg_sys::systable_getnext(scan);
             result = Some((!tuple.is_null()).then(|| read(&Row { tuple, description: (*relation).rd_att })));
             pg_sys::systable_endscan(scan);
