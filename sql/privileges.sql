@@ -91,3 +91,7 @@ COMMENT ON PROCEDURE purge(bigint, interval, bigint, bigint, timestamptz) IS
 REVOKE ALL ON FUNCTION retention_setting() FROM PUBLIC;
 COMMENT ON FUNCTION retention_setting() IS
     'The retention of requests and of messages where no policy declares one, and whether a worker purges this database: on, or what is missing. Readers of retention_status need EXECUTE.';
+
+REVOKE ALL ON FUNCTION keep_record() FROM PUBLIC;
+COMMENT ON FUNCTION keep_record() IS
+    'The trigger function that keeps records as they are.';

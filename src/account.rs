@@ -3,7 +3,34 @@
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
+use crate::raw::{self, Int8Array};
 use crate::statement;
+
+/// Refuses an account that the caller may not use: one that row security does not let it see. Whether the account exists,
+/// and what is recorded of it, must not be told before.
+pub fn check_visible(connected: &SpiClient<'_>, account: i64) -> Result<(), Error> {
+    if is_secured()? && statement::FIND_BALANCE.run(connected, &[account.into()])?.is_empty() {
+        return Err(Error::AccountDenied(account));
+    }
+    Ok(())
+}
+
+/// As [`check_visible`], for several accounts.
+pub fn check_all_visible(connected: &SpiClient<'_>, accounts: Int8Array) -> Result<(), Error> {
+    if !is_secured()? {
+        return Ok(());
+    }
+    match statement::FIND_INVISIBLE.run(connected, &[accounts.into()])?.first::<i64>(1)? {
+        Some(account) => Err(Error::AccountDenied(account)),
+        None => Ok(()),
+    }
+}
+
+/// Whether row security says which accounts the caller may use.
+fn is_secured() -> Result<bool, Error> {
+    let table = statement::own_table(c"account")?.ok_or(Error::ForeignTable)?;
+    Ok(raw::has_row_security(table))
+}
 
 /// Locks the account until the end of the transaction, or says why that is not possible.
 pub fn lock(connected: &SpiClient<'_>, account: i64) -> Result<(), Error> {

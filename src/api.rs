@@ -5,14 +5,16 @@
 
 use pgrx::Uuid;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::heap_tuple::PgHeapTuple;
 use pgrx::iter::{SetOfIterator, TableIterator};
 use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pgbox::AllocatedByPostgres;
 use pgrx::prelude::*;
 
 use crate::error::Error;
 use crate::raw::{self, Call, Int8Array, Jsonb, JsonbArray, Procedure, Row, Text, UuidArray};
 use crate::request::Outcome;
-use crate::{balance, cancel, fingerprint, message, purge, run, setting, worker};
+use crate::{balance, cancel, fingerprint, keep, message, purge, request, run, setting, worker};
 
 /// Debits an account once for each key.
 ///
@@ -184,6 +186,34 @@ fn row<'a>(operation: &str, outcome: Outcome) -> Result<TableIterator<'a, Outcom
 
 type OutcomeRow = (Jsonb, bool, TimestampWithTimeZone, Option<TimestampWithTimeZone>);
 
+/// The record of a request, or no row. Reads only; a NULL argument finds nothing.
+///
+/// # Errors
+/// 42501 for an account that row security does not let the caller see.
+#[pg_extern(stable, parallel_unsafe)]
+fn find_request(
+    p_account: Option<i64>,
+    p_operation: Option<Text>,
+    p_key: Option<Text>,
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(account_id, i64),
+            name!(operation, Text),
+            name!(request_key, Text),
+            name!(request, Jsonb),
+            name!(response, Jsonb),
+            name!(created_at, TimestampWithTimeZone),
+            name!(request_fingerprint, Option<Vec<u8>>),
+            name!(cancelled, bool),
+        ),
+    >,
+    ErrorReport,
+> {
+    Ok(TableIterator::new(request::find_record(p_account, p_operation, p_key)?))
+}
+
 /// Makes sure that a request never runs, and returns NULL; or returns the saved response if it ran. Waits for an execution
 /// in flight.
 ///
@@ -324,7 +354,7 @@ fn purge(
     if call.is_atomic() {
         return Err(Error::WithinTransaction.into());
     }
-    let purged = purge::everything(p_batch_size, p_time_budget, || raw::commit(&call))?;
+    let purged = purge::everything(p_batch_size, p_time_budget, &call)?;
     Ok(call.row([purged.deleted.into_datum(), purged.remaining.into_datum(), purged.oldest.into_datum()])?)
 }
 
@@ -335,4 +365,16 @@ fn retention_setting()
 -> TableIterator<'static, (name!(retention, Interval), name!(message_retention, Interval), name!(worker, &'static str))>
 {
     TableIterator::once((setting::retention(), setting::message_retention(), worker::state()))
+}
+
+/// The trigger on `request_result` and `processed_message` that keeps records as they are.
+///
+/// # Errors
+/// 23001 for an UPDATE, a TRUNCATE, and a DELETE of a record whose retention has not passed.
+#[pg_trigger]
+fn keep_record<'a>(
+    trigger: &'a PgTrigger<'a>,
+) -> Result<Option<PgHeapTuple<'a, AllocatedByPostgres>>, std::convert::Infallible> {
+    // The macro would make an internal error of an `Err`.
+    Ok(keep::keep(trigger).unwrap_or_else(|error| raw::raise(error)))
 }

@@ -42,7 +42,7 @@ pub enum Error {
     InsufficientBalance(i64),
     /// A trigger undid or changed our write to this table, so that the record would lie.
     WriteSuppressed(&'static str),
-    /// An account that the caller may see but not update.
+    /// An account that row security does not let the caller see, or not update.
     AccountDenied(i64),
     /// A record that was inserted by hand, hence without the account's lock, while a handler ran.
     RecordedMeanwhile,
@@ -50,6 +50,8 @@ pub enum Error {
     Expired(&'static str),
     /// A key or message id that is dated in the future.
     FromTheFuture(&'static str),
+    /// A record that is changed, or deleted before its time.
+    RecordKept(&'static str),
     /// NULL or negative retention.
     RetentionRequired,
     /// A retention below `idempotency_record.minimum_retention`; of which operation or subscriber, if it was declared.
@@ -196,13 +198,19 @@ impl Error {
                 Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
                 format!("permission denied for account {account}"),
                 None,
-                text("Row security of the table lets the caller see the account, but not update it."),
+                text("Row security of table \"account\" does not let the caller use it."),
             ),
             Self::RecordedMeanwhile => (
                 Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
                 "the request was recorded by another session".into(),
                 Some("A record of this key was inserted by hand while the handler ran.".into()),
                 text("Retry with the same key in a new transaction."),
+            ),
+            Self::RecordKept(what) => (
+                Code::ERRCODE_RESTRICT_VIOLATION,
+                format!("a record cannot be {what}"),
+                Some("A repeat of its request would be answered otherwise, or executed again.".into()),
+                text("Records go by purge, when their retention has passed."),
             ),
             Self::RetentionRequired => (
                 Code::ERRCODE_INVALID_PARAMETER_VALUE,
@@ -296,6 +304,7 @@ mod tests {
             Error::RecordedMeanwhile,
             Error::Expired("idempotency key"),
             Error::FromTheFuture("message id"),
+            Error::RecordKept("updated"),
             Error::RetentionRequired,
             Error::RetentionTooShort(None),
             Error::RetentionTooShort(Some("operation debit:v1".into())),

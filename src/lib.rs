@@ -13,6 +13,7 @@ mod cancel;
 mod error;
 mod fence;
 mod fingerprint;
+mod keep;
 mod message;
 mod once;
 mod policy;
@@ -48,7 +49,11 @@ extension_sql_file!(
         api::retention_setting
     ]
 );
-extension_sql_file!("../sql/find_request.sql", name = "find_request", requires = ["request_result"]);
+extension_sql_file!(
+    "../sql/keep.sql",
+    name = "keep",
+    requires = ["request_result", "processed_message", api::keep_record]
+);
 extension_sql_file!("../sql/privileges.sql", name = "privileges", finalize);
 
 /// Called by the server when it loads the library.

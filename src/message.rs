@@ -72,7 +72,12 @@ pub fn accept_messages(
         if statement::CHECK_MESSAGES.run(connected, &arrays)?.first::<bool>(1)? != Some(true) {
             return Err(Error::Arrays);
         }
-        let arguments = [subscriber.into(), ids.into(), accounts.into(), payloads.into()];
+        account::check_all_visible(connected, accounts)?;
+        let fingerprints: Option<Vec<Option<Vec<u8>>>> = payloads
+            .map(|payloads| payloads.elements().into_iter().map(|payload| payload.map(fingerprint::of).transpose()))
+            .map(Iterator::collect::<Result<_, _>>)
+            .transpose()?;
+        let arguments = [subscriber.into(), ids.into(), accounts.into(), fingerprints.into()];
         let mut accepted = None;
         // Repeats alone write nothing and wait for nobody.
         if !statement::FIND_NEW_MESSAGE.run(connected, &[subscriber.into(), ids.into()])?.is_empty() {

@@ -48,7 +48,9 @@ pub fn once<O: Once>(what: &O) -> Result<O::Answer, Error> {
         }
         answer
     };
+    let (account, table) = what.place();
     Spi::connect(|connected| {
+        account::check_visible(connected, account)?;
         if let Some(answer) = what.find(connected)? {
             return Ok(answer);
         }
@@ -59,7 +61,6 @@ pub fn once<O: Once>(what: &O) -> Result<O::Answer, Error> {
         if let Some(answer) = what.find(connected)? {
             return Ok(answer);
         }
-        let (account, table) = what.place();
         account::lock(connected, account)?;
         for _ in 0..ATTEMPTS {
             if let Some(answer) = in_time(what.claim(connected))? {

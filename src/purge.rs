@@ -1,5 +1,6 @@
 //! Purge: deletes what is older than its retention, in batches, and moves the fence in the same transactions.
 
+use std::ffi::CStr;
 use std::time::{Duration, Instant};
 
 use pgrx::datetime::clock_timestamp;
@@ -9,8 +10,9 @@ use pgrx::spi::{Spi, SpiClient};
 
 use crate::error::Error;
 use crate::fence::{OPERATION, SUBSCRIBER};
+use crate::keep::Purging;
 use crate::policy::{self, Policy};
-use crate::raw::Text;
+use crate::raw::{ActingAs, Call, Text};
 use crate::setting;
 use crate::statement::{self, Statement};
 
@@ -24,8 +26,10 @@ const COUNTED: i64 = 1_000_000;
 const REPORTED: Duration = Duration::from_secs(2);
 
 /// The records that a purge may delete: requests by operation, or messages by subscriber.
-struct Kind {
+pub struct Kind {
     name: &'static str,
+    table: &'static CStr,
+    column: &'static CStr,
     find: &'static Statement,
     delete: &'static Statement,
     count: &'static Statement,
@@ -34,6 +38,8 @@ struct Kind {
 
 static REQUESTS: Kind = Kind {
     name: OPERATION,
+    table: c"request_result",
+    column: c"operation",
     find: &statement::FIND_OPERATIONS,
     delete: &statement::DELETE_REQUESTS,
     count: &statement::COUNT_REQUESTS,
@@ -46,11 +52,51 @@ static REQUESTS: Kind = Kind {
 
 static MESSAGES: Kind = Kind {
     name: SUBSCRIBER,
+    table: c"processed_message",
+    column: c"subscriber",
     find: &statement::FIND_SUBSCRIBERS,
     delete: &statement::DELETE_MESSAGES,
     count: &statement::COUNT_MESSAGES,
     retention: policy::message_retention,
 };
+
+impl Kind {
+    /// The kind of records that this table holds.
+    pub fn of_table(table: pg_sys::Oid) -> Result<&'static Self, Error> {
+        for kind in [&REQUESTS, &MESSAGES] {
+            if statement::own_table(kind.table)? == Some(table) {
+                return Ok(kind);
+            }
+        }
+        Err(Error::ForeignTable)
+    }
+
+    /// The column that names a record's operation or subscriber.
+    pub fn column(&self) -> &'static CStr {
+        self.column
+    }
+}
+
+/// Up to when the records of this operation or subscriber are expired now.
+pub fn expired_before(
+    connected: &SpiClient<'_>,
+    kind: &'static Kind,
+    name: &[u8],
+) -> Result<TimestampWithTimeZone, Error> {
+    find_cutoff(connected, (kind.retention)(name)?, || None)
+}
+
+/// Records that records of this operation or subscriber may have been deleted up to the cutoff.
+pub fn move_fence(
+    connected: &SpiClient<'_>,
+    kind: &'static Kind,
+    name: &[u8],
+    cutoff: TimestampWithTimeZone,
+) -> Result<(), Error> {
+    let arguments = [kind.name.into(), Text::from_bytes(name)?.into(), cutoff.into()];
+    statement::MOVE_FENCE.run(connected, &arguments)?;
+    Ok(())
+}
 
 /// What a purge did, and what it left.
 pub struct Purged {
@@ -102,13 +148,34 @@ fn purge_kind(kind: &'static Kind, retention: Option<Interval>) -> Result<i64, E
     Ok(deleted)
 }
 
-/// Purges everything that is expired, in transactions of its own: `commit` ends one and begins the next. Stops after the
-/// batch in which the budget ends.
-pub fn everything(
-    batch_size: Option<i64>,
-    budget: Option<Interval>,
-    commit: impl Fn() -> Result<(), Error>,
-) -> Result<Purged, Error> {
+/// Who purges everything.
+pub trait Purger {
+    /// Commits what was done, and begins the next transaction.
+    fn commit(&self) -> Result<(), Error>;
+
+    /// The rights that it takes on for a piece of work, if not its own.
+    fn act(&self) -> Result<Option<ActingAs>, Error>;
+
+    /// A piece of work within a transaction.
+    fn run<T>(&self, work: impl FnOnce(&SpiClient<'_>) -> Result<T, Error>) -> Result<T, Error> {
+        let _acting = self.act()?;
+        Spi::connect(|connected| work(connected))
+    }
+}
+
+/// Whoever calls the procedure, with its own rights.
+impl Purger for Call {
+    fn commit(&self) -> Result<(), Error> {
+        Self::commit(self)
+    }
+
+    fn act(&self) -> Result<Option<ActingAs>, Error> {
+        Ok(None)
+    }
+}
+
+/// Purges everything that is expired, in transactions of its own. Stops after the batch in which the budget ends.
+pub fn everything(batch_size: Option<i64>, budget: Option<Interval>, purger: &impl Purger) -> Result<Purged, Error> {
     let batch_size = batch_size.filter(|size| (1..=MAXIMUM_BATCH_SIZE).contains(size)).ok_or(Error::BatchSize)?;
     let budget = match budget {
         None => None,
@@ -118,10 +185,10 @@ pub fn everything(
     };
     let began = Instant::now();
     let in_budget = || budget.is_none_or(|budget| began.elapsed() < budget);
-    let subjects = Spi::connect(|connected| {
+    let subjects = purger.run(|connected| {
         let mut subjects = find_subjects(connected, &REQUESTS, None)?;
         subjects.extend(find_subjects(connected, &MESSAGES, None)?);
-        Ok::<_, Error>(subjects)
+        Ok(subjects)
     })?;
     let mut purged = Purged { deleted: 0, remaining: 0, oldest: None };
     let mut reported = Instant::now();
@@ -132,15 +199,15 @@ pub fn everything(
         let first = works.is_empty();
         while !denied
             && (first && work.batches == 0 || in_budget())
-            && Spi::connect(|connected| work.step(connected))? == Step::Batch
+            && purger.run(|connected| work.step(connected))? == Step::Batch
         {
-            commit()?;
+            purger.commit()?;
             if reported.elapsed() > REPORTED {
                 reported = Instant::now();
                 work.report();
             }
         }
-        commit()?;
+        purger.commit()?;
         if work.deleted > 0 {
             work.report();
         }
@@ -151,7 +218,7 @@ pub fn everything(
         works.push(work);
     }
     for work in works {
-        let (remaining, oldest) = Spi::connect(|connected| work.count(connected))?;
+        let (remaining, oldest) = purger.run(|connected| work.count(connected))?;
         purged.remaining += remaining;
         purged.oldest = match (purged.oldest, oldest) {
             (Some(a), Some(b)) if i64::from(b) > i64::from(a) => Some(a),
@@ -175,7 +242,7 @@ fn find_subjects(
     kind: &'static Kind,
     given: Option<TimestampWithTimeZone>,
 ) -> Result<Vec<Subject>, Error> {
-    let found = kind.find.run_as_owner(connected, &[])?;
+    let found = kind.find.run(connected, &[])?;
     let mut subjects = Vec::new();
     for row in 0..usize::try_from(found.len()).unwrap_or(0) {
         let Some(text) = found.get::<Text>(row, 1)? else { continue };
@@ -280,7 +347,7 @@ impl Work {
 
     /// One batch, and what is to be remembered of it, in one transaction.
     fn step(&mut self, connected: &SpiClient<'_>) -> Result<Step, Error> {
-        if statement::LOCK_PURGE.run_as_owner(connected, &[])?.is_empty() {
+        if statement::LOCK_PURGE.run(connected, &[])?.is_empty() {
             notice!("another purge is running: nothing is purged by this one");
             self.state = State::Denied;
             return Ok(Step::Last);
@@ -289,8 +356,7 @@ impl Work {
             self.find_progress(connected)?;
         }
         self.batches += 1;
-        let [kind, name] = self.names()?;
-        statement::MOVE_FENCE.run_as_owner(connected, &[kind, name, self.subject.cutoff.into()])?;
+        move_fence(connected, self.subject.kind, &self.subject.name, self.subject.cutoff)?;
         let sweep = match self.state {
             State::Main => {
                 if self.delete(connected, self.deleted_before, self.subject.cutoff, |work| &mut work.deleted_before)? {
@@ -313,7 +379,7 @@ impl Work {
         let [kind, name] = self.names()?;
         let progress =
             [kind, name, bound(self.deleted_before)?.into(), self.began.into(), self.deleted.into(), sweep.into()];
-        statement::SAVE_PROGRESS.run_as_owner(connected, &progress)?;
+        statement::SAVE_PROGRESS.run(connected, &progress)?;
         Ok(if self.state == State::Done { Step::Last } else { Step::Batch })
     }
 
@@ -321,7 +387,7 @@ impl Work {
         if !self.sweep_due {
             return Ok(());
         }
-        let progress = statement::FIND_PROGRESS.run_as_owner(connected, &self.names()?)?;
+        let progress = statement::FIND_PROGRESS.run(connected, &self.names()?)?;
         self.from = progress.first(1)?;
         self.deleted_before = self.from;
         self.sweep_due = progress.first::<bool>(2)? == Some(true);
@@ -338,7 +404,8 @@ impl Work {
     ) -> Result<bool, Error> {
         let [_, name] = self.names()?;
         let arguments = [name, bound(from)?.into(), to.into(), self.batch_size.into()];
-        let batch = self.subject.kind.delete.run_as_owner(connected, &arguments)?;
+        let _purging = Purging::begin(self.subject.cutoff);
+        let batch = self.subject.kind.delete.run(connected, &arguments)?;
         let found = batch.first::<i64>(1)?.unwrap_or(0);
         let deleted = batch.first::<i64>(3)?.unwrap_or(0);
         self.deleted += deleted;
@@ -357,7 +424,7 @@ impl Work {
         let from = if self.sweep_due { None } else { self.from };
         let [_, name] = self.names()?;
         let arguments = [name, bound(from)?.into(), self.subject.cutoff.into(), COUNTED.into()];
-        let left = self.subject.kind.count.run_as_owner(connected, &arguments)?;
+        let left = self.subject.kind.count.run(connected, &arguments)?;
         Ok((left.first(1)?.unwrap_or(0), left.first(2)?))
     }
 

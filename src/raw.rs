@@ -9,11 +9,14 @@ mod transaction;
 mod value;
 mod worker;
 
-pub use catalog::{accept_invalidations, catalog_generation, is_current_transaction};
+pub use catalog::{catalog_generation, is_current_transaction};
 pub use plan::{Plan, Planning, Rows};
-pub use scan::{Extension, PolicyRow, find_extension, find_fence, find_owner, find_policy, find_subscriber_retention};
+pub use scan::{
+    Extension, PolicyRow, deleted_creation, deleted_text, find_extension, find_fence, find_owner, find_policy,
+    find_subscriber_retention, has_row_security,
+};
 pub use setting::reserve_settings;
-pub use transaction::{ActingAs, Call, commit};
+pub use transaction::{ActingAs, Call};
 pub use value::{Int8Array, Jsonb, JsonbArray, Procedure, Row, Text, UuidArray};
 pub use worker::{
     current_database, find_databases, in_transaction, is_preloading, next_transaction, raise, reload_configuration,

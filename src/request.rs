@@ -13,7 +13,7 @@ use crate::fence::{FirstSent, Subject};
 use crate::fingerprint;
 use crate::policy::Policy;
 use crate::raw::{Jsonb, Rows, Text};
-use crate::{once, setting, statement};
+use crate::{account, once, setting, statement};
 
 /// Where requests are recorded.
 pub const TABLE: &str = "request_result";
@@ -97,8 +97,31 @@ fn execute_unprotected(account: i64, operation: &impl Operation) -> Result<Outco
         "no key: this call has no retry protection",
         "A repeat of this call is executed again."
     );
-    let response = Spi::connect(|connected| operation.execute_unprotected(connected, account))?;
+    let response = Spi::connect(|connected| {
+        account::check_visible(connected, account)?;
+        operation.execute_unprotected(connected, account)
+    })?;
     Ok(Outcome { response, replayed: false, executed_at: clock_timestamp(), recorded: false })
+}
+
+/// The columns of a record, in their order.
+pub type Record = (i64, Text, Text, Jsonb, Jsonb, TimestampWithTimeZone, Option<Vec<u8>>, bool);
+
+/// The record of a request, for whoever may see records. See [`crate::api`].
+pub fn find_record(account: Option<i64>, operation: Option<Text>, key: Option<Text>) -> Result<Option<Record>, Error> {
+    let (Some(account), Some(operation), Some(key)) = (account, operation, key) else {
+        return Ok(None);
+    };
+    Spi::connect(|connected| {
+        account::check_visible(connected, account)?;
+        let found = statement::FIND_RECORD.run(connected, &[account.into(), operation.into(), key.into()])?;
+        let (Some(request), Some(response), Some(created_at)) = (found.first(1)?, found.first(2)?, found.first(3)?)
+        else {
+            return Ok(None);
+        };
+        let cancelled = found.first::<bool>(5)? == Some(true);
+        Ok(Some((account, operation, key, request, response, created_at, found.first(4)?, cancelled)))
+    })
 }
 
 struct Requested<'a, O> {

@@ -15,9 +15,7 @@ use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
-use crate::raw::{
-    ActingAs, Extension, Plan, Planning, Rows, accept_invalidations, catalog_generation, find_extension, find_owner,
-};
+use crate::raw::{Extension, Plan, Planning, Rows, catalog_generation, find_extension};
 
 /// The first version, see [`Statement`].
 const VERSION_0_1: &[u8] = b"0.1.0";
@@ -85,6 +83,19 @@ pub static FIND_SAVED: Statement = Statement {
               AND operation OPERATOR(pg_catalog.=) $2
               AND request_key OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
+    text_0_1: None,
+    returning: "",
+    planning: Planning::ByIndex,
+};
+
+/// $1 account, $2 operation, $3 key: the rest of the record.
+pub static FIND_RECORD: Statement = Statement {
+    text: "SELECT request, response, created_at, request_fingerprint, cancelled
+             FROM @extschema@.request_result
+            WHERE account_id OPERATOR(pg_catalog.=) $1
+              AND operation OPERATOR(pg_catalog.=) $2
+              AND request_key OPERATOR(pg_catalog.=) $3",
+    parameters: FIND_SAVED.parameters,
     text_0_1: None,
     returning: "",
     planning: Planning::ByIndex,
@@ -272,6 +283,19 @@ pub static FIND_BALANCE: Statement = Statement {
     planning: Planning::ByIndex,
 };
 
+/// $1 accounts: one that row security does not let the caller see, else NULL.
+pub static FIND_INVISIBLE: Statement = Statement {
+    text: "SELECT pg_catalog.min(given.account_id)
+             FROM pg_catalog.unnest($1) AS given (account_id)
+            WHERE NOT EXISTS (
+                  SELECT FROM @extschema@.account
+                   WHERE account.account_id OPERATOR(pg_catalog.=) given.account_id)",
+    parameters: &[PgBuiltInOids::INT8ARRAYOID],
+    text_0_1: None,
+    returning: "",
+    planning: Planning::ByIndex,
+};
+
 /// $1 handler: its qualified name, whether its signature is the expected one, and whether the caller may execute it.
 pub static FIND_HANDLER: Statement = Statement {
     text: "SELECT pg_catalog.quote_ident(n.nspname) OPERATOR(pg_catalog.||) '.'
@@ -361,7 +385,7 @@ pub static FIND_NEW_MESSAGE: Statement = Statement {
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDARRAYOID],
     text_0_1: None,
     returning: "",
-    planning: Planning::ForArguments,
+    planning: Planning::ByIndex,
 };
 
 /// $1 subscriber, $2 message ids, $3 accounts: locks the accounts of the messages that are not recorded yet, in one order, so
@@ -389,17 +413,17 @@ pub static LOCK_ACCOUNTS: Statement = Statement {
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDARRAYOID, PgBuiltInOids::INT8ARRAYOID],
     text_0_1: None,
     returning: "",
-    planning: Planning::ForArguments,
+    planning: Planning::ByIndex,
 };
 
-/// $1 subscriber, $2 message ids, $3 accounts, $4 payloads or NULL: records the messages in the order of their ids, and
+/// $1 subscriber, $2 message ids, $3 accounts, $4 fingerprints of the payloads or NULL: records the messages in the order of their ids, and
 /// returns the ids that are new in the order in which they were given, and whether they are recorded as they were given.
 pub static ACCEPT_MESSAGES: Statement = Statement {
     text: "WITH given AS (
                SELECT DISTINCT ON (message_id)
-                      message_id, account_id, @extschema@.request_fingerprint(payload) AS fingerprint, ordinal
+                      message_id, account_id, fingerprint, ordinal
                  FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4)) WITH ORDINALITY
-                      AS given (message_id, account_id, payload, ordinal)
+                      AS given (message_id, account_id, fingerprint, ordinal)
                 ORDER BY message_id, ordinal
            ), accepted AS (
                INSERT INTO @extschema@.processed_message (subscriber, message_id, account_id, payload_fingerprint)
@@ -423,11 +447,11 @@ pub static ACCEPT_MESSAGES: Statement = Statement {
         PgBuiltInOids::TEXTOID,
         PgBuiltInOids::UUIDARRAYOID,
         PgBuiltInOids::INT8ARRAYOID,
-        PgBuiltInOids::JSONBARRAYOID,
+        PgBuiltInOids::BYTEAARRAYOID,
     ],
     text_0_1: None,
     returning: "",
-    planning: Planning::ForArguments,
+    planning: Planning::ByIndex,
 };
 
 /// $1 to $4 as in [`ACCEPT_MESSAGES`]: no row if every message is recorded as it was given, else whether an account and
@@ -435,10 +459,8 @@ pub static ACCEPT_MESSAGES: Statement = Statement {
 pub static FIND_MESSAGES_REUSED: Statement = Statement {
     text: "SELECT recorded.account_id OPERATOR(pg_catalog.<>) given.account_id AS account_differs,
                   recorded.payload_fingerprint OPERATOR(pg_catalog.<>) given.fingerprint AS payload_differs
-             FROM (SELECT message_id, account_id, @extschema@.request_fingerprint(payload) AS fingerprint
-                     FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4))
-                          AS given (message_id, account_id, payload)
-                   OFFSET 0) AS given
+             FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4))
+                  AS given (message_id, account_id, fingerprint)
              LEFT JOIN @extschema@.processed_message AS recorded
                ON recorded.subscriber OPERATOR(pg_catalog.=) $1
               AND recorded.message_id OPERATOR(pg_catalog.=) given.message_id
@@ -451,11 +473,11 @@ pub static FIND_MESSAGES_REUSED: Statement = Statement {
         PgBuiltInOids::TEXTOID,
         PgBuiltInOids::UUIDARRAYOID,
         PgBuiltInOids::INT8ARRAYOID,
-        PgBuiltInOids::JSONBARRAYOID,
+        PgBuiltInOids::BYTEAARRAYOID,
     ],
     text_0_1: None,
     returning: "",
-    planning: Planning::ForArguments,
+    planning: Planning::ByIndex,
 };
 
 /// $1 subscriber, $2 entity, $3 version: a row if this or a later version was accepted.
@@ -742,32 +764,18 @@ thread_local! {
 }
 
 impl Statement {
-    /// Runs the statement, see [`Plan::run`].
+    /// Runs the statement with the privileges of our tables' owners, see [`Plan::run`].
     pub fn run<'conn>(
         &'static self,
         connected: &SpiClient<'conn>,
         arguments: &[DatumWithOid<'_>],
     ) -> Result<Rows<'conn>, Error> {
+        let extension = extension()?;
         // No borrow is held while the plan runs: a trigger may call us again.
-        self.plan(connected)?.run(connected, arguments)
+        self.plan(connected, &extension)?.run(connected, arguments, extension.tables())
     }
 
-    /// Runs the statement with the rights of our owner, who may do more than the caller: only if every relation that it
-    /// touches is the extension's own.
-    pub fn run_as_owner<'conn>(
-        &'static self,
-        connected: &SpiClient<'conn>,
-        arguments: &[DatumWithOid<'_>],
-    ) -> Result<Rows<'conn>, Error> {
-        accept_invalidations();
-        let extension = extension()?;
-        let owner = extension.table(c"request_result").and_then(find_owner).ok_or(Error::ForeignTable)?;
-        let _acting = ActingAs::begin(owner);
-        self.plan(connected)?.run_on(connected, arguments, &extension.tables().collect::<Vec<_>>())
-    }
-
-    fn plan(&'static self, connected: &SpiClient<'_>) -> Result<Rc<Plan>, Error> {
-        let extension = extension()?;
+    fn plan(&'static self, connected: &SpiClient<'_>, extension: &Extension) -> Result<Rc<Plan>, Error> {
         let saved = with_plans(|plans| {
             plans.saved.iter().find(|(statement, _)| std::ptr::eq(*statement, self)).map(|(_, plan)| Rc::clone(plan))
         });

@@ -14,7 +14,9 @@ use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTi
 use pgrx::prelude::*;
 
 use crate::error::Error;
-use crate::{purge, raw, setting};
+use crate::purge::Purger;
+use crate::raw::ActingAs;
+use crate::{purge, raw, setting, statement};
 
 /// The library's name, as in shared_preload_libraries.
 const LIBRARY: &str = "idempotency_record";
@@ -147,6 +149,25 @@ fn start_worker(database: &str, oid: pg_sys::Oid) -> Option<DynamicBackgroundWor
         .ok()
 }
 
+/// A purge worker. It is connected as a superuser, and works as the owner of the records.
+struct Worker;
+
+impl Purger for Worker {
+    fn commit(&self) -> Result<(), Error> {
+        if BackgroundWorker::sighup_received() {
+            raw::reload_configuration();
+        }
+        raw::next_transaction();
+        Ok(())
+    }
+
+    fn act(&self) -> Result<Option<ActingAs>, Error> {
+        let table = statement::own_table(c"request_result")?.ok_or(Error::ForeignTable)?;
+        let owner = raw::find_owner(table).ok_or(Error::ForeignTable)?;
+        Ok(Some(ActingAs::begin(owner)))
+    }
+}
+
 /// A purge worker's work, in the database that it is connected to.
 pub fn purge() {
     raw::report_activity(false, c"purging expired records");
@@ -154,14 +175,7 @@ pub fn purge() {
         if raw::find_extension().is_none() {
             return Ok(None); // Not created, or dropped since: then there is nothing to purge.
         }
-        let next = || {
-            if BackgroundWorker::sighup_received() {
-                raw::reload_configuration();
-            }
-            raw::next_transaction();
-            Ok::<_, Error>(())
-        };
-        purge::everything(Some(purge::BATCH_SIZE), None, next).map(Some)
+        purge::everything(Some(purge::BATCH_SIZE), None, &Worker).map(Some)
     });
     match purged {
         Ok(Some(purged)) if purged.deleted > 0 => {

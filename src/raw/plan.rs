@@ -13,6 +13,8 @@ use pgrx::datum::{DatumWithOid, Interval, TimestampWithTimeZone, Uuid};
 use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
+use super::scan::find_owner;
+use super::transaction::is_acting;
 use super::{Jsonb, Text};
 use crate::error::Error;
 
@@ -22,12 +24,10 @@ const PARAMETERS: usize = 8;
 /// How a statement is planned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Planning {
-    /// Once for any arguments, never by reading a whole table: for a statement that finds its row by a unique key.
+    /// Never by reading a whole table: for a statement that finds its rows by a key.
     ByIndex,
     /// As [`Self::ByIndex`], and in the order of the index: for a statement that takes the first rows of many.
     InOrder,
-    /// Each time for the arguments at hand: for a statement whose best plan depends on them.
-    ForArguments,
 }
 
 /// A plan that lives until it is dropped, and follows DDL by itself.
@@ -38,7 +38,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Parses and saves a statement, whose text is in the database's encoding.
+    /// Parses and saves a statement, whose text is in the database's encoding. It is planned once for any arguments.
     pub fn prepare(
         _connected: &SpiClient<'_>,
         text: Vec<u8>,
@@ -47,10 +47,7 @@ impl Plan {
     ) -> Result<Self, Error> {
         let text = CString::new(text).map_err(|_| Error::Spi(pg_sys::SPI_ERROR_ARGUMENT))?;
         let mut types: Vec<pg_sys::Oid> = parameters.iter().map(|&builtin| builtin.into()).collect();
-        let options = match planning {
-            Planning::ByIndex | Planning::InOrder => pg_sys::CURSOR_OPT_GENERIC_PLAN,
-            Planning::ForArguments => pg_sys::CURSOR_OPT_CUSTOM_PLAN,
-        };
+        let options = pg_sys::CURSOR_OPT_GENERIC_PLAN;
         // SAFETY: `_connected` proves that SPI is connected, text and types outlive the call, and the server copies them.
         // Parsing may want a snapshot, which a worker and a procedure after a commit do not have; an error leaves it to the
         // server's clean-up.
@@ -75,7 +72,7 @@ impl Plan {
         }
     }
 
-    /// Runs the statement with a fresh snapshot at READ COMMITTED.
+    /// Runs the statement with a fresh snapshot at READ COMMITTED, with the owners' privileges on these tables.
     ///
     /// Assigns no transaction id of its own accord, so that a SELECT costs none, and a write in a read-only transaction
     /// or on a standby is refused by the server with 25006.
@@ -83,6 +80,7 @@ impl Plan {
         &self,
         connected: &SpiClient<'conn>,
         arguments: &[DatumWithOid<'_>],
+        tables: &[pg_sys::Oid],
     ) -> Result<Rows<'conn>, Error> {
         if arguments.len() != self.parameters || self.parameters > PARAMETERS {
             return Err(Error::Spi(pg_sys::SPI_ERROR_ARGUMENT));
@@ -95,8 +93,13 @@ impl Plan {
                 nulls[at] = b' ' as core::ffi::c_char;
             }
         }
-        if self.planning != Planning::ForArguments {
-            self.plan_by_index(connected);
+        // A worker has all rights of a tables' owner, by whose grace others may make schemas: what it runs has to be ours.
+        if is_acting() && !self.touches_only(tables) {
+            return Err(Error::ForeignTable);
+        }
+        self.plan_for_caller(connected, tables);
+        if is_acting() && !self.touches_only(tables) {
+            return Err(Error::ForeignTable);
         }
         // SAFETY: `connected` proves that SPI is connected, the plan is ours until dropped, and both arrays are longer
         // than the plan has parameters.
@@ -110,28 +113,7 @@ impl Plan {
         Ok(Rows { table: NonNull::new(table), processed, connected: PhantomData })
     }
 
-    /// As [`Self::run`], if the plan touches no relation but these tables. A name in the statement may have come to mean
-    /// another one, such as a view of somebody who owns the schema; with the rights of our owner that must not run. Asked
-    /// afterwards too, since the server may have found the plan outdated in between; what it did is then undone.
-    pub fn run_on<'conn>(
-        &self,
-        connected: &SpiClient<'conn>,
-        arguments: &[DatumWithOid<'_>],
-        tables: &[pg_sys::Oid],
-    ) -> Result<Rows<'conn>, Error> {
-        // Before the plan is made too: making it runs functions that are declared immutable.
-        if !self.touches_only(tables) {
-            return Err(Error::ForeignTable);
-        }
-        self.plan_by_index(connected);
-        if !self.touches_only(tables) {
-            return Err(Error::ForeignTable);
-        }
-        let rows = self.run(connected, arguments)?;
-        if self.touches_only(tables) { Ok(rows) } else { Err(Error::ForeignTable) }
-    }
-
-    /// Whether the plan touches these tables alone.
+    /// Whether the plan touches these tables alone, as far as names go: what row policies bring in does not count as ours.
     fn touches_only(&self, tables: &[pg_sys::Oid]) -> bool {
         // SAFETY: the plan is ours until dropped. Its sources, and the lists of the relations that the server found in them,
         // belong to the server and are read here alone.
@@ -145,17 +127,43 @@ impl Plan {
         }
     }
 
-    /// Has the server make or renew the plan that [`Self::run`] will then find valid, while it may not scan a whole table.
-    /// On a valid plan this is a check; the server alone knows whether search_path or a change of a table made it invalid.
-    fn plan_by_index(&self, _connected: &SpiClient<'_>) {
+    /// Has the server make or renew the plan that [`Self::run`] will then find valid, while it may not scan a whole table, and
+    /// has it ask for the privileges of the tables' owners, not of the caller, on these tables. On a valid plan this is a
+    /// check; the server alone knows whether search_path, the role or a change of a table made it invalid.
+    ///
+    /// So a caller may do through us what our statements do, and nothing else changes: functions, triggers and row policies
+    /// run as the caller, as they do through a view. Tables are told by oid, so that a relation that somebody put in the place
+    /// of one of ours is used with the caller's own privileges. The locks that are taken here keep the plan valid until it
+    /// has run.
+    fn plan_for_caller(&self, _connected: &SpiClient<'_>, tables: &[pg_sys::Oid]) {
         let _by_index = ByIndex::begin(self.planning == Planning::InOrder);
         // SAFETY: SPI is connected; the plan is kept, as both functions ask, and the reference that the first takes is
-        // given back to the same owner.
+        // given back to the same owner. The plan belongs to this backend alone, and nobody runs it while it is changed.
         unsafe {
             let cached = pg_sys::SPI_plan_get_cached_plan(self.plan.as_ptr());
             if !cached.is_null() {
+                for statement in pgrx::PgList::<pg_sys::PlannedStmt>::from_pg((*cached).stmt_list).iter_ptr() {
+                    check_as_owner(statement, tables);
+                }
                 pg_sys::ReleaseCachedPlan(cached, pg_sys::CurrentResourceOwner);
             }
+        }
+    }
+}
+
+/// Has the privileges on these tables checked for their owners, as for the tables of a view.
+///
+/// # Safety
+/// The statement is a plan that nobody runs at this moment.
+unsafe fn check_as_owner(statement: *mut pg_sys::PlannedStmt, tables: &[pg_sys::Oid]) {
+    // SAFETY: our caller promises a plan; the list and what is in it belong to it.
+    unsafe {
+        #[cfg(any(feature = "pg14", feature = "pg15"))]
+        let entries = pgrx::PgList::<pg_sys::RangeTblEntry>::from_pg((*statement).rtable);
+        #[cfg(not(any(feature = "pg14", feature = "pg15")))]
+        let entries = pgrx::PgList::<pg_sys::RTEPermissionInfo>::from_pg((*statement).permInfos);
+        for entry in entries.iter_ptr().filter(|&entry| tables.contains(&(*entry).relid)) {
+            (*entry).checkAsUser = find_owner((*entry).relid).unwrap_or(pg_sys::InvalidOid);
         }
     }
 }

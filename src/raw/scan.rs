@@ -17,19 +17,22 @@ pub struct Extension {
     pub version: Vec<u8>,
     /// The schema's name, quoted, in the database's encoding.
     pub schema: Vec<u8>,
-    /// The extension's own tables, those that pg_dump knows as its configuration, and their names.
-    tables: Vec<(pg_sys::Oid, std::ffi::CString)>,
+    /// The extension's own tables, those that pg_dump knows as its configuration.
+    tables: Vec<pg_sys::Oid>,
+    /// Their names.
+    names: Vec<std::ffi::CString>,
 }
 
 impl Extension {
     /// The extension's own table of this name, if its version has one.
     pub fn table(&self, name: &CStr) -> Option<pg_sys::Oid> {
-        self.tables.iter().find(|(_, known)| known.as_c_str() == name).map(|(table, _)| *table)
+        let position = self.names.iter().position(|known| known.as_c_str() == name)?;
+        self.tables.get(position).copied()
     }
 
     /// All tables of the extension.
-    pub fn tables(&self) -> impl Iterator<Item = pg_sys::Oid> + '_ {
-        self.tables.iter().map(|(table, _)| *table)
+    pub fn tables(&self) -> &[pg_sys::Oid] {
+        &self.tables
     }
 }
 
@@ -60,16 +63,29 @@ pub fn find_extension() -> Option<Extension> {
         Some((row.get::<pg_sys::Oid>(pg_sys::Anum_pg_extension_oid as i16)?, namespace, version, tables))
     })???;
     // Who may write pg_extension.extconfig is who creates the extension, so that its tables are the extension's own.
-    let tables = tables.into_iter().filter_map(|table| Some((table, relation_name(table)?))).collect();
-    Some(Extension { oid, version, schema: quoted_schema(namespace)?, tables })
+    let (tables, names) = tables.into_iter().filter_map(|table| Some((table, relation_name(table)?))).unzip();
+    Some(Extension { oid, version, schema: quoted_schema(namespace)?, tables, names })
 }
 
 /// Who owns a table; `None` if it is gone.
 pub fn find_owner(table: pg_sys::Oid) -> Option<pg_sys::Oid> {
-    let key =
-        Key::of_type(pg_sys::Anum_pg_class_oid as i16, pg_sys::OIDOID, pg_sys::F_OIDEQ, pg_sys::Datum::from(table));
-    let index = pg_sys::Oid::from(pg_sys::ClassOidIndexId);
-    first_row(pg_sys::RelationRelationId, index, &[key], |row| row.get(pg_sys::Anum_pg_class_relowner as i16))??
+    // SAFETY: the row lives as long as it is held, and the catalogue's rows have this structure.
+    unsafe {
+        let row = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, table.into());
+        if row.is_null() {
+            return None;
+        }
+        let owner = (*pgrx::pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_class>()).relowner;
+        pg_sys::ReleaseSysCache(row);
+        Some(owner)
+    }
+}
+
+/// Whether the caller is subject to row security on the table.
+pub fn has_row_security(table: pg_sys::Oid) -> bool {
+    // SAFETY: a look-up by oid, which raises nothing when told so.
+    let applies = unsafe { pg_sys::check_enable_rls(table, pg_sys::InvalidOid, true) };
+    applies == pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32
 }
 
 /// A database by its name; `None` if there is none. Without an index, whose description a process that is connected to no
@@ -112,6 +128,24 @@ pub fn find_fence(table: pg_sys::Oid, kind: &str, name: &[u8]) -> Result<Option<
     let name = Key::text(column(table, c"name", pg_sys::TEXTOID)?, name)?;
     let purged_before = column(table, c"purged_before", pg_sys::TIMESTAMPTZOID)?;
     own_row(table, &[kind, name], |row| row.get(purged_before))
+}
+
+/// When the record was made that a trigger is to delete.
+pub fn deleted_creation(trigger: &PgTrigger<'_>) -> Result<TimestampWithTimeZone, Error> {
+    let (table, row) = deleted_row(trigger);
+    row.get(column(table, c"created_at", pg_sys::TIMESTAMPTZOID)?).ok_or(Error::ForeignTable)
+}
+
+/// The text in this column of the record that a trigger is to delete.
+pub fn deleted_text(trigger: &PgTrigger<'_>, name: &CStr) -> Result<Vec<u8>, Error> {
+    let (table, row) = deleted_row(trigger);
+    row.get(column(table, name, pg_sys::TEXTOID)?).ok_or(Error::ForeignTable)
+}
+
+fn deleted_row(trigger: &PgTrigger<'_>) -> (pg_sys::Oid, Row) {
+    let data = trigger.trigger_data();
+    // SAFETY: the server hands a trigger for each row of a DELETE the row and the relation that it is of.
+    unsafe { ((*data.tg_relation).rd_id, Row { tuple: data.tg_trigtuple, description: (*data.tg_relation).rd_att }) }
 }
 
 /// The first row of one of our tables, which `read` cannot do without.

@@ -1,9 +1,20 @@
 //! Whose rights a piece of work has, and transactions that end and begin within a call.
 
+use std::cell::Cell;
+
 use pgrx::prelude::*;
 
 use super::Row;
 use crate::error::Error;
+
+thread_local! {
+    static ACTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the session acts with the rights of another role.
+pub fn is_acting() -> bool {
+    ACTING.get()
+}
 
 /// While it lives, the session acts with the rights of another role, and nothing that runs can change that or leave
 /// anything behind that would run later.
@@ -23,35 +34,16 @@ impl ActingAs {
             pg_sys::GetUserIdAndSecContext(&mut before.role, &mut before.context);
             pg_sys::SetUserIdAndSecContext(role, before.context | restricted);
         }
+        ACTING.set(true);
         before
     }
 }
 
 impl Drop for ActingAs {
     fn drop(&mut self) {
+        ACTING.set(false);
         // SAFETY: as in `begin`.
         unsafe { pg_sys::SetUserIdAndSecContext(self.role, self.context) };
-    }
-}
-
-/// Commits what a procedure has done so far, and begins the next transaction.
-///
-/// # Errors
-/// The server's 2D000 where the procedure was called within a transaction block, a function, or a subtransaction.
-pub fn commit(call: &Call) -> Result<(), Error> {
-    // SAFETY: SPI is connected for this alone and finished at once, so that nothing of it outlives the transaction. Values
-    // that our caller holds are Rust's own. An error leaves SPI to the server's clean-up.
-    unsafe {
-        let options = if call.atomic { 0 } else { pg_sys::SPI_OPT_NONATOMIC };
-        let connected = pg_sys::SPI_connect_ext(options as i32);
-        if connected != pg_sys::SPI_OK_CONNECT as i32 {
-            return Err(Error::Spi(connected));
-        }
-        pg_sys::SPI_commit();
-        match pg_sys::SPI_finish() {
-            code if code == pg_sys::SPI_OK_FINISH as i32 => Ok(()),
-            code => Err(Error::Spi(code)),
-        }
     }
 }
 
@@ -76,6 +68,27 @@ impl Call {
     /// Whether the procedure may not end the transaction.
     pub fn is_atomic(&self) -> bool {
         self.atomic
+    }
+
+    /// Commits what the procedure has done so far, and begins the next transaction.
+    ///
+    /// # Errors
+    /// The server's 2D000 where the procedure was called within a subtransaction.
+    pub fn commit(&self) -> Result<(), Error> {
+        // SAFETY: SPI is connected for this alone and finished at once, so that nothing of it outlives the transaction. Values
+        // that our caller holds are Rust's own. An error leaves SPI to the server's clean-up.
+        unsafe {
+            let options = if self.atomic { 0 } else { pg_sys::SPI_OPT_NONATOMIC };
+            let connected = pg_sys::SPI_connect_ext(options as i32);
+            if connected != pg_sys::SPI_OK_CONNECT as i32 {
+                return Err(Error::Spi(connected));
+            }
+            pg_sys::SPI_commit();
+            match pg_sys::SPI_finish() {
+                code if code == pg_sys::SPI_OK_FINISH as i32 => Ok(()),
+                code => Err(Error::Spi(code)),
+            }
+        }
     }
 
     /// The row of the procedure's INOUT parameters.

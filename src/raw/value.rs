@@ -105,6 +105,32 @@ impl Text {
     }
 }
 
+impl JsonbArray {
+    /// The elements; `None` for NULL.
+    pub fn elements(self) -> Vec<Option<Jsonb>> {
+        let (mut values, mut nulls, mut count) = (core::ptr::null_mut(), core::ptr::null_mut(), 0);
+        // SAFETY: a jsonb array, whose elements have a length of their own and the alignment of an integer; the server
+        // allocates both lists for as many elements as it says, in the memory of our caller.
+        unsafe {
+            let array = pg_sys::pg_detoast_datum(self.0.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+            let (by_value, alignment) = (false, b'i' as core::ffi::c_char);
+            pg_sys::deconstruct_array(
+                array,
+                pg_sys::JSONBOID,
+                -1,
+                by_value,
+                alignment,
+                &mut values,
+                &mut nulls,
+                &mut count,
+            );
+            (0..usize::try_from(count).unwrap_or(0))
+                .map(|at| (!*nulls.add(at)).then(|| Jsonb(*values.add(at))))
+                .collect()
+        }
+    }
+}
+
 impl Jsonb {
     /// A request or response that Rust describes, as `jsonb`.
     pub fn from_serialize(value: &impl Serialize) -> Result<Self, Error> {
