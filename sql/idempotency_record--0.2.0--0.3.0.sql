@@ -167,6 +167,24 @@ VOLATILE PARALLEL UNSAFE
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'debit_dated_once_outcome_wrapper';
 
+CREATE OR REPLACE FUNCTION "find_request"(
+	"p_account" bigint,
+	"p_operation" text,
+	"p_key" text
+) RETURNS TABLE (
+	"account_id" bigint,
+	"operation" text,
+	"request_key" text,
+	"request" jsonb,
+	"response" jsonb,
+	"created_at" timestamp with time zone,
+	"request_fingerprint" bytea,
+	"cancelled" bool
+)
+STABLE PARALLEL UNSAFE
+LANGUAGE c
+AS 'MODULE_PATHNAME', 'find_request_wrapper';
+
 CREATE PROCEDURE purge(
     p_batch_size bigint DEFAULT 10000,
     p_time_budget interval DEFAULT NULL,
@@ -229,6 +247,29 @@ CREATE  FUNCTION "run_once_outcome"(
 VOLATILE PARALLEL UNSAFE
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'run_dated_once_outcome_wrapper';
+
+CREATE FUNCTION "keep_record"()
+	RETURNS TRIGGER
+	LANGUAGE c
+	AS 'MODULE_PATHNAME', 'keep_record_wrapper';
+
+CREATE TRIGGER request_result_keep BEFORE UPDATE OR DELETE ON request_result
+    FOR EACH ROW EXECUTE FUNCTION keep_record();
+CREATE TRIGGER request_result_keep_all BEFORE TRUNCATE ON request_result
+    FOR EACH STATEMENT EXECUTE FUNCTION keep_record();
+CREATE TRIGGER processed_message_keep BEFORE UPDATE OR DELETE ON processed_message
+    FOR EACH ROW EXECUTE FUNCTION keep_record();
+CREATE TRIGGER processed_message_keep_all BEFORE TRUNCATE ON processed_message
+    FOR EACH STATEMENT EXECUTE FUNCTION keep_record();
+
+COMMENT ON TRIGGER request_result_keep ON request_result IS
+    'A record is never changed, and deleted only when its retention has passed. Logical replication and pg_restore do not fire it; a superuser or the owner can disable it.';
+COMMENT ON TRIGGER request_result_keep_all ON request_result IS
+    'Records are not truncated away.';
+COMMENT ON TRIGGER processed_message_keep ON processed_message IS
+    'A record is never changed, and deleted only when its retention has passed. Logical replication and pg_restore do not fire it; a superuser or the owner can disable it.';
+COMMENT ON TRIGGER processed_message_keep_all ON processed_message IS
+    'Records are not truncated away.';
 
 CREATE VIEW retention_status AS
 WITH RECURSIVE requested AS (
@@ -324,6 +365,8 @@ COMMENT ON COLUMN retention_status.worker IS
     'on if a worker purges this database, else what is missing for that.';
 
 REVOKE ALL ON TABLE subscriber_policy, retention_fence, purge_progress, purge_lock, retention_status FROM PUBLIC;
+COMMENT ON FUNCTION debit_once(bigint, text, bigint) IS
+    'Debits p_account by p_amount integer units once for each p_key, and returns {"balance": n}; a repeat returns the first answer and writes nothing. The caller needs EXECUTE.';
 REVOKE ALL ON FUNCTION debit_once(bigint, text, bigint, timestamptz) FROM PUBLIC;
 COMMENT ON FUNCTION debit_once(bigint, text, bigint, timestamptz) IS
     'As debit_once without a date; p_first_sent is when the client first sent the request, by its own clock. If there is no record, and records as old as that were purged, the call is refused: it may have been executed.';
@@ -332,6 +375,8 @@ COMMENT ON FUNCTION debit_once_outcome(bigint, text, bigint) IS
 REVOKE ALL ON FUNCTION debit_once_outcome(bigint, text, bigint, timestamptz) FROM PUBLIC;
 COMMENT ON FUNCTION debit_once_outcome(bigint, text, bigint, timestamptz) IS
     'As debit_once_outcome without a date; p_first_sent is when the client first sent the request, by its own clock. If there is no record, and records as old as that were purged, the call is refused: it may have been executed.';
+COMMENT ON FUNCTION credit_once(bigint, text, bigint) IS
+    'Credits p_account by p_amount integer units once for each p_key, and returns {"balance": n}; a repeat returns the first answer and writes nothing. The caller needs EXECUTE.';
 REVOKE ALL ON FUNCTION credit_once(bigint, text, bigint, timestamptz) FROM PUBLIC;
 COMMENT ON FUNCTION credit_once(bigint, text, bigint, timestamptz) IS
     'As credit_once without a date; p_first_sent is when the client first sent the request, by its own clock. If there is no record, and records as old as that were purged, the call is refused: it may have been executed.';
@@ -340,6 +385,8 @@ COMMENT ON FUNCTION credit_once_outcome(bigint, text, bigint) IS
 REVOKE ALL ON FUNCTION credit_once_outcome(bigint, text, bigint, timestamptz) FROM PUBLIC;
 COMMENT ON FUNCTION credit_once_outcome(bigint, text, bigint, timestamptz) IS
     'As credit_once_outcome without a date; p_first_sent is when the client first sent the request, by its own clock. If there is no record, and records as old as that were purged, the call is refused: it may have been executed.';
+COMMENT ON FUNCTION run_once(bigint, text, text, jsonb, regprocedure) IS
+    'Runs p_handler(p_account, p_request) once for each p_key and returns its result; a repeat returns the first result and runs nothing. The handler runs with the caller''s rights. The caller needs EXECUTE on both.';
 REVOKE ALL ON FUNCTION run_once(bigint, text, text, jsonb, regprocedure, timestamptz) FROM PUBLIC;
 COMMENT ON FUNCTION run_once(bigint, text, text, jsonb, regprocedure, timestamptz) IS
     'As run_once without a date; p_first_sent as for debit_once.';
@@ -348,6 +395,18 @@ COMMENT ON FUNCTION run_once_outcome(bigint, text, text, jsonb, regprocedure) IS
 REVOKE ALL ON FUNCTION run_once_outcome(bigint, text, text, jsonb, regprocedure, timestamptz) FROM PUBLIC;
 COMMENT ON FUNCTION run_once_outcome(bigint, text, text, jsonb, regprocedure, timestamptz) IS
     'As run_once_outcome without a date; p_first_sent as for debit_once.';
+COMMENT ON FUNCTION cancel_request(bigint, text, text) IS
+    'Makes sure that the request never runs, and returns NULL; or returns the saved response if it ran. Waits for an execution in flight. The caller needs EXECUTE.';
+COMMENT ON FUNCTION find_request(bigint, text, text) IS
+    'The record of a request as a row of request_result, or no row; reads only. The caller needs EXECUTE.';
+COMMENT ON FUNCTION accept_message(text, uuid, bigint, jsonb) IS
+    'Records a message for a subscriber: true the first time, when the caller makes its effect in the same transaction; false on a repeat. The caller needs EXECUTE.';
+COMMENT ON FUNCTION apply_message_once(text, uuid, bigint, bigint, jsonb) IS
+    'Adds p_delta integer units to the account once for each message and subscriber, and returns the balance; NULL on a repeat. The caller needs EXECUTE.';
+COMMENT ON FUNCTION accept_messages(text, uuid[], bigint[], jsonb[]) IS
+    'Records many messages for a subscriber and returns the ids that are new, in the order given; the caller makes their effects in the same transaction. The caller needs EXECUTE.';
+COMMENT ON FUNCTION accept_version(text, text, bigint) IS
+    'Whether p_version is above the highest that the subscriber accepted for the entity, and accepts it if so: an older event cannot overwrite a newer one. The caller needs EXECUTE.';
 COMMENT ON FUNCTION purge_expired_keys(interval) IS
     'Deletes the records of request_result older than p_retention and returns how many; never waits. Afterwards those keys are new keys, and dated ones are refused: p_retention is what was promised to the slowest client. The caller needs EXECUTE.';
 REVOKE ALL ON FUNCTION purge_expired_keys() FROM PUBLIC;
@@ -365,3 +424,6 @@ COMMENT ON PROCEDURE purge(bigint, interval, bigint, bigint, timestamptz) IS
 REVOKE ALL ON FUNCTION retention_setting() FROM PUBLIC;
 COMMENT ON FUNCTION retention_setting() IS
     'The retention of requests and of messages where no policy declares one, and whether a worker purges this database: on, or what is missing. Readers of retention_status need EXECUTE.';
+REVOKE ALL ON FUNCTION keep_record() FROM PUBLIC;
+COMMENT ON FUNCTION keep_record() IS
+    'The trigger function that keeps records as they are.';
