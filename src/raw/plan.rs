@@ -101,6 +101,7 @@ impl Plan {
         if is_acting() && !self.touches_only(tables) {
             return Err(Error::ForeignTable);
         }
+        let _generic = GenericPlan::begin();
         // SAFETY: `connected` proves that SPI is connected, the plan is ours until dropped, and both arrays are longer
         // than the plan has parameters.
         let code =
@@ -214,6 +215,36 @@ impl Drop for ByIndex {
         }
     }
 }
+
+/// While it lives, the server runs the plan that was prepared for the caller also where plan_cache_mode asks for a new one for
+/// each call. Where it does not ask for that, nothing is changed.
+struct GenericPlan {
+    changed: bool,
+}
+
+impl GenericPlan {
+    fn begin() -> Self {
+        // SAFETY: a variable of this single-threaded process. Triggers that run meanwhile are planned as by default.
+        unsafe {
+            let changed = pg_sys::plan_cache_mode == FORCE_CUSTOM_PLAN;
+            if changed {
+                pg_sys::plan_cache_mode = pg_sys::PlanCacheMode::PLAN_CACHE_MODE_AUTO as i32;
+            }
+            Self { changed }
+        }
+    }
+}
+
+impl Drop for GenericPlan {
+    fn drop(&mut self) {
+        if self.changed {
+            // SAFETY: as in `begin`. Runs on errors too, which pgrx turns into unwinding.
+            unsafe { pg_sys::plan_cache_mode = FORCE_CUSTOM_PLAN };
+        }
+    }
+}
+
+const FORCE_CUSTOM_PLAN: i32 = pg_sys::PlanCacheMode::PLAN_CACHE_MODE_FORCE_CUSTOM_PLAN as i32;
 
 /// What a statement returned; lives while SPI is connected.
 pub struct Rows<'conn> {
