@@ -27,7 +27,7 @@ pub fn check_all_visible(connected: &SpiClient<'_>, accounts: Int8Array) -> Resu
 }
 
 /// Whether row security says which accounts the caller may use.
-fn is_secured() -> Result<bool, Error> {
+pub fn is_secured() -> Result<bool, Error> {
     let table = statement::own_table(c"account")?.ok_or(Error::ForeignTable)?;
     Ok(raw::has_row_security(table))
 }

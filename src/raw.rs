@@ -2,6 +2,7 @@
 
 mod call;
 mod catalog;
+mod lookup;
 mod plan;
 mod scan;
 mod setting;
@@ -10,6 +11,7 @@ mod value;
 mod worker;
 
 pub use catalog::{catalog_generation, is_current_transaction};
+pub use lookup::{Columns, Lookup, Saved, find_saved};
 pub use plan::{Plan, Planning, Rows};
 pub use scan::{
     Extension, PolicyRow, deleted_creation, deleted_text, find_extension, find_fence, find_owner, find_policy,

@@ -1,5 +1,5 @@
 //! A client's request: its identity, its record, and the one comparison. A stored response that answers a request leaves
-//! through [`Request::find`] alone.
+//! through [`Request::replay`] alone.
 
 use std::cell::RefCell;
 
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::fence::{FirstSent, Subject};
 use crate::fingerprint;
 use crate::policy::Policy;
-use crate::raw::{Jsonb, Rows, Text};
+use crate::raw::{self, Jsonb, Lookup, Rows, Saved, Text};
 use crate::{account, once, setting, statement};
 
 /// Where requests are recorded.
@@ -137,6 +137,10 @@ impl<O: Operation> once::Once for Requested<'_, O> {
         self.request.find(connected)
     }
 
+    fn find_first(&self) -> Result<Option<Option<Outcome>>, Error> {
+        self.request.find_first()
+    }
+
     fn claim(&self, connected: &SpiClient<'_>) -> Result<Option<Outcome>, Error> {
         self.operation.execute(connected, &self.request)
     }
@@ -256,20 +260,45 @@ impl Request<'_> {
     /// The stored response, if the key is known, was not cancelled, and came with the same request.
     pub fn find(&self, connected: &SpiClient<'_>) -> Result<Option<Outcome>, Error> {
         let saved = statement::FIND.run(connected, &self.arguments())?;
-        if saved.is_empty() {
+        let (Some(response), Some(created_at)) = (saved.first(1)?, saved.first(2)?) else {
             return Ok(None);
-        }
-        if saved.first::<bool>(4)? == Some(true) {
+        };
+        self.replay(Saved {
+            response,
+            created_at,
+            same: saved.first::<bool>(3)? == Some(true),
+            cancelled: saved.first::<bool>(4)? == Some(true),
+            fingerprint: saved.first(5)?,
+        })
+        .map(Some)
+    }
+
+    /// As [`Self::find`], without a connection to SPI; `None` where that has to be asked.
+    fn find_first(&self) -> Result<Option<Option<Outcome>>, Error> {
+        let Identity { account, operation, key } = self.identity;
+        let Some((table, columns)) = statement::request_table()? else {
+            return Ok(None);
+        };
+        Ok(match raw::find_saved(table, &columns, account, operation, key, self.parameters)? {
+            Lookup::Found(saved) => Some(Some(self.replay(saved)?)),
+            Lookup::Nothing => Some(None),
+            Lookup::Unable => None,
+        })
+    }
+
+    /// The one comparison: the stored response, if the request was not cancelled, and is the same.
+    fn replay(&self, saved: Saved) -> Result<Outcome, Error> {
+        if saved.cancelled {
             return Err(Error::Cancelled);
         }
-        let same = match saved.first::<Vec<u8>>(5)? {
-            None => saved.first::<bool>(3)? == Some(true),
+        let same = match saved.fingerprint {
+            None => saved.same,
             Some(fingerprint) => fingerprint::matches(&fingerprint, self.parameters)?,
         };
         if !same {
-            return Err(self.mismatch(connected)?);
+            return Err(Spi::connect(|connected| self.mismatch(connected))?);
         }
-        Outcome::of(&saved, true)
+        Ok(Outcome { response: saved.response, replayed: true, executed_at: saved.created_at, recorded: true })
     }
 
     /// The refusal of a known key with another request.
@@ -284,21 +313,16 @@ impl Request<'_> {
 }
 
 impl Outcome {
-    /// From the columns response and created_at of a record; `None` without a row.
-    fn of(rows: &Rows<'_>, replayed: bool) -> Result<Option<Self>, Error> {
-        let (Some(response), Some(executed_at)) = (rows.first(1)?, rows.first(2)?) else {
-            return Ok(None);
-        };
-        Ok(Some(Self { response, replayed, executed_at, recorded: true }))
-    }
-
     /// From what a claim returned; `None` without a row. Its third column says whether the record is the one that was
     /// claimed: under a key that a trigger rewrote, a repeat would not be found.
     pub fn of_claim(claimed: &Rows<'_>) -> Result<Option<Self>, Error> {
         if !claimed.is_empty() && claimed.first::<bool>(3)? != Some(true) {
             return Err(Error::WriteSuppressed(TABLE));
         }
-        Self::of(claimed, false)
+        let (Some(response), Some(executed_at)) = (claimed.first(1)?, claimed.first(2)?) else {
+            return Ok(None);
+        };
+        Ok(Some(Self { response, replayed: false, executed_at, recorded: true }))
     }
 
     /// When the record may be purged; `None` without one.

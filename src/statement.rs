@@ -15,7 +15,7 @@ use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
-use crate::raw::{Extension, Plan, Planning, Rows, catalog_generation, find_extension};
+use crate::raw::{Columns, Extension, Plan, Planning, Rows, catalog_generation, find_extension};
 
 /// The first version, see [`Statement`].
 const VERSION_0_1: &[u8] = b"0.1.0";
@@ -797,6 +797,12 @@ pub fn own_table(name: &CStr) -> Result<Option<pg_sys::Oid>, Error> {
     let table = extension.table(name);
     let lacking = LACKING.iter().any(|(table, versions)| *table == name && versions.contains(&&extension.version[..]));
     if table.is_none() && !lacking { Err(Error::ForeignTable) } else { Ok(table) }
+}
+
+/// `request_result` and its columns; `None` for a version that lacks some of them.
+pub fn request_table() -> Result<Option<(pg_sys::Oid, Columns)>, Error> {
+    let extension = extension()?;
+    Ok(extension.table(c"request_result").zip(extension.request_columns))
 }
 
 fn with_plans<T>(work: impl FnOnce(&mut Plans) -> T) -> Option<T> {

@@ -6,6 +6,8 @@ use core::ffi::CStr;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
 
+use super::Jsonb;
+use super::lookup::Columns;
 use crate::error::Error;
 
 /// What the server's catalogue says of the extension.
@@ -21,6 +23,8 @@ pub struct Extension {
     tables: Vec<pg_sys::Oid>,
     /// Their names.
     names: Vec<std::ffi::CString>,
+    /// The columns of `request_result`, if its version has all of them.
+    pub request_columns: Option<Columns>,
 }
 
 impl Extension {
@@ -64,7 +68,10 @@ pub fn find_extension() -> Option<Extension> {
     })???;
     // Who may write pg_extension.extconfig is who creates the extension, so that its tables are the extension's own.
     let (tables, names) = tables.into_iter().filter_map(|table| Some((table, relation_name(table)?))).unzip();
-    Some(Extension { oid, version, schema: quoted_schema(namespace)?, tables, names })
+    let mut extension =
+        Extension { oid, version, schema: quoted_schema(namespace)?, tables, names, request_columns: None };
+    extension.request_columns = extension.table(c"request_result").and_then(Columns::of);
+    Some(extension)
 }
 
 /// Who owns a table; `None` if it is gone.
@@ -159,7 +166,7 @@ fn own_row<T>(table: pg_sys::Oid, keys: &[Key], read: impl FnOnce(&Row) -> Optio
 }
 
 /// The number of a column of this name and type.
-fn column(table: pg_sys::Oid, name: &CStr, of_type: pg_sys::Oid) -> Result<i16, Error> {
+pub(super) fn column(table: pg_sys::Oid, name: &CStr, of_type: pg_sys::Oid) -> Result<i16, Error> {
     // SAFETY: look-ups by oid, name and number, which answer 0 where there is nothing.
     unsafe {
         let attribute = pg_sys::get_attnum(table, name.as_ptr());
@@ -187,14 +194,36 @@ fn quoted_schema(namespace: pg_sys::Oid) -> Option<Vec<u8>> {
     }
 }
 
-struct Row {
-    tuple: pg_sys::HeapTuple,
-    description: pg_sys::TupleDesc,
+/// A row of an open relation.
+pub(super) struct Row {
+    pub(super) tuple: pg_sys::HeapTuple,
+    pub(super) description: pg_sys::TupleDesc,
 }
 
 impl Row {
+    /// A `jsonb` as it lies in the row; `None` as in [`Self::get`].
+    pub(super) fn jsonb(&self, attribute: i16) -> Option<pg_sys::Datum> {
+        let mut is_null = true;
+        // SAFETY: tuple and description are of one open relation; the number and the type of the column are checked.
+        unsafe {
+            if pg_sys::SPI_gettypeid(self.description, attribute.into()) != pg_sys::JSONBOID {
+                return None;
+            }
+            let datum = pg_sys::heap_getattr(self.tuple, attribute.into(), self.description, &mut is_null);
+            (!is_null).then_some(datum)
+        }
+    }
+
+    /// The same, copied into the memory of the caller.
+    pub(super) fn copied_jsonb(&self, attribute: i16) -> Option<Jsonb> {
+        let datum = self.jsonb(attribute)?;
+        // SAFETY: a varlena; where it is stored elsewhere it is fetched, under the snapshot that it was found with.
+        let copy = unsafe { pg_sys::pg_detoast_datum_copy(datum.cast_mut_ptr()) };
+        Some(Jsonb(pg_sys::Datum::from(copy)))
+    }
+
     /// The column, copied; `None` for NULL, and where the table has no column of this number or it has another type.
-    fn get<T: FromDatum + IntoDatum>(&self, attribute: i16) -> Option<T> {
+    pub(super) fn get<T: FromDatum + IntoDatum>(&self, attribute: i16) -> Option<T> {
         let mut is_null = true;
         // SAFETY: tuple and description are of one open relation. The types asked for are passed by value or copied into
         // Rust's memory, and a text may be taken as bytes.
@@ -214,7 +243,7 @@ impl Row {
 }
 
 /// What a column of the row that is looked for equals.
-struct Key {
+pub(super) struct Key {
     attribute: i16,
     of_type: pg_sys::Oid,
     equals: u32,
@@ -222,15 +251,34 @@ struct Key {
 }
 
 impl Key {
-    fn of_type(attribute: i16, of_type: pg_sys::Oid, equals: u32, value: pg_sys::Datum) -> Self {
+    pub(super) fn of_type(attribute: i16, of_type: pg_sys::Oid, equals: u32, value: pg_sys::Datum) -> Self {
         Self { attribute, of_type, equals, value }
     }
 
     /// A text in the database's encoding.
-    fn text(attribute: i16, value: &[u8]) -> Result<Self, Error> {
+    pub(super) fn text(attribute: i16, value: &[u8]) -> Result<Self, Error> {
         // The bytes of a text and of a bytea lie in memory in the same way.
         let value = value.into_datum().ok_or(Error::ForeignTable)?;
         Ok(Self::of_type(attribute, pg_sys::TEXTOID, pg_sys::F_TEXTEQ, value))
+    }
+
+    /// The comparison as the server's scans want it, texts in the collation "C".
+    pub(super) fn scan_key(&self) -> pg_sys::ScanKeyData {
+        let mut scan_key = pg_sys::ScanKeyData::default();
+        // SAFETY: fills the whole of it; the comparison is one of the server's own for this type.
+        unsafe {
+            pg_sys::ScanKeyEntryInitialize(
+                &mut scan_key,
+                0,
+                self.attribute,
+                pg_sys::BTEqualStrategyNumber as _,
+                pg_sys::InvalidOid,
+                pg_sys::C_COLLATION_OID,
+                self.equals.into(),
+                self.value,
+            );
+        }
+        scan_key
     }
 }
 
@@ -261,16 +309,7 @@ fn first_row<T>(
         if keys.len() <= KEYS && keys.iter().all(as_known) {
             let mut scan_keys = [core::mem::zeroed::<pg_sys::ScanKeyData>(); KEYS];
             for (scan_key, key) in scan_keys.iter_mut().zip(keys) {
-                pg_sys::ScanKeyEntryInitialize(
-                    scan_key,
-                    0,
-                    key.attribute,
-                    pg_sys::BTEqualStrategyNumber as _,
-                    pg_sys::InvalidOid,
-                    pg_sys::C_COLLATION_OID,
-                    key.equals.into(),
-                    key.value,
-                );
+                *scan_key = key.scan_key();
             }
             let by_index = index != pg_sys::InvalidOid;
             let (snapshot, count) = (core::ptr::null_mut(), keys.len() as i32);
