@@ -213,12 +213,7 @@ impl Gremlin<'_> {
             }
             Fault::RestartImmediate => {
                 // Blocks this thread, which has nothing else to do; the clients have others.
-                tokio::task::block_in_place(|| {
-                    let data = self.cluster.directory().join("data");
-                    let log = self.cluster.directory().join("log");
-                    let (data, log) = (data.to_str().expect("UTF-8"), log.to_str().expect("UTF-8"));
-                    self.cluster.run("pg_ctl", &["restart", "-s", "-w", "-m", "immediate", "-D", data, "-l", log]);
-                });
+                tokio::task::block_in_place(|| self.cluster.pg_ctl(&["restart", "-m", "immediate"]));
             }
             Fault::LockTable => {
                 let table = ["account", "request_result", "processed_message"][planned.choice as usize % 3];
