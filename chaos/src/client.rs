@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Config, Error, NoTls, Statement};
+use tokio_postgres::{Config, Error, NoTls, Row, Statement};
 
 use crate::intention::{Intention, Kind};
 use crate::journal::{Entry, Got, Journal};
@@ -48,6 +48,8 @@ pub struct Shared {
     pub allowed: watch::Receiver<u64>,
     /// How many requests were sent: first attempts, retries, replays, probes and cancels.
     pub sent: AtomicU64,
+    /// How many retries found that an attempt had been executed whose answer was lost.
+    pub recovered: AtomicU64,
     /// Why requests were sent again: SQLSTATE or `connection lost`, and how often.
     pub retries: Mutex<BTreeMap<String, u64>>,
 }
@@ -86,18 +88,23 @@ pub fn after(failure: &Failure) -> After {
         assert!(lost, "neither from the server nor a lost connection: {error:?}");
         return After::Unknown("connection lost".to_owned());
     };
-    let state = state.code().to_owned();
-    match state.as_str() {
+    after_sqlstate(state.code())
+}
+
+/// The table of docs/clients.md.
+pub fn after_sqlstate(state: &str) -> After {
+    let kind: fn(String) -> After = match state {
         // The session ended, perhaps after a commit; or whether it committed is what the server says it cannot tell.
-        "40003" | "57P01" | "57P02" | "57P05" => After::Unknown(state),
+        "40003" | "57P01" | "57P02" | "57P05" => After::Unknown,
         // 57P03: not yet, or no longer, ready for a session.
-        "57014" | "55P03" | "57P03" => After::Retry(state),
+        "57014" | "55P03" | "57P03" => After::Retry,
         _ => match &state[..2] {
-            "08" => After::Unknown(state),
-            "40" | "53" => After::Retry(state),
-            _ => After::Definite(state),
+            "08" => After::Unknown,
+            "40" | "53" => After::Retry,
+            _ => After::Definite,
         },
-    }
+    };
+    kind(state.to_owned())
 }
 
 struct Connection {
@@ -117,6 +124,11 @@ impl Drop for Connection {
 impl Connection {
     /// One statement, with all parameters as text; the answer's first value. Cut at this moment, if it is one.
     async fn value(&mut self, sql: &str, parameters: &[&str], cut: u8) -> Result<Option<String>, Failure> {
+        let row = self.row(sql, parameters, cut).await?;
+        Ok(row.map_or(Ok(None), |row| row.try_get(0))?)
+    }
+
+    async fn row(&mut self, sql: &str, parameters: &[&str], cut: u8) -> Result<Option<Row>, Failure> {
         let statement = match self.prepared.get(sql) {
             Some(statement) => statement.clone(),
             None => {
@@ -128,8 +140,7 @@ impl Connection {
         };
         let parameters: Vec<_> = parameters.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
         self.scissors.arm(cut);
-        let rows = self.client.query(&statement, &parameters).await?;
-        Ok(rows.first().map_or(Ok(None), |row| row.try_get(0))?)
+        Ok(self.client.query_opt(&statement, &parameters).await?)
     }
 }
 
@@ -214,7 +225,7 @@ impl Client {
             .without_max_times()
             .build();
         loop {
-            let result = if cancelling { self.cancel(intention).await } else { self.attempt(intention).await };
+            let result = if cancelling { self.cancel(intention).await } else { self.attempt(intention, unknown).await };
             let reason = match result {
                 Ok(Some(answer)) => return Got::Done(answer),
                 Ok(None) if cancelling => return Got::Cancelled,
@@ -245,8 +256,8 @@ impl Client {
         }
     }
 
-    async fn attempt(&mut self, intention: &Intention) -> Result<Option<String>, Failure> {
-        let debit = format!("SELECT {}($1::bigint, $2, $3::bigint)::text", self.shared.debit_function);
+    /// One attempt, in one transaction. `unknown`: an earlier one may have been executed.
+    async fn attempt(&mut self, intention: &Intention, unknown: bool) -> Result<Option<String>, Failure> {
         let number = self.number;
         let shared = self.shared.clone();
         let connection = self.connect().await?;
@@ -256,35 +267,55 @@ impl Client {
         let amount = &intention.amount.to_string();
         let key = &intention.key;
         let payload = &format!(r#"{{"amount": {amount}}}"#);
-        match intention.kind {
-            Kind::Debit => connection.value(&debit, &[account, key, amount], cut).await,
-            Kind::Credit => {
-                let sql = "SELECT public.credit_once($1::bigint, $2, $3::bigint)::text";
-                connection.value(sql, &[account, key, amount], cut).await
-            }
-            Kind::Transfer => {
-                let request = format!(r#"{{"to": {}, "amount": {amount}}}"#, intention.to);
-                let sql = "SELECT public.run_once($1::bigint, 'transfer:v1', $2, $3::jsonb, 'chaos.transfer(bigint, jsonb)')::text";
-                connection.value(sql, &[account, key, &request], cut).await
-            }
+        // The functions whose answer says that it is a replay have the same core.
+        let once = |function: &str, parameters: &str| match unknown && !function.starts_with("chaos.") {
+            true => format!("SELECT response::text, replayed FROM {function}_outcome({parameters})"),
+            false => format!("SELECT {function}({parameters})::text, false"),
+        };
+        let (answer, replayed) = match intention.kind {
             Kind::Apply => {
                 let sql =
                     "SELECT public.apply_message_once('apply', $2::uuid, $1::bigint, $3::bigint, $4::jsonb)::text";
-                connection.value(sql, &[account, key, amount, payload], cut).await
+                let balance = connection.value(sql, &[account, key, amount, payload], cut).await?;
+                let repeat = balance.is_none();
+                (balance, repeat)
             }
             Kind::Accept => {
                 connection.client.batch_execute("BEGIN").await?;
                 let sql = "SELECT public.accept_message('accept', $2::uuid, $1::bigint, $3::jsonb)::text";
                 let first = connection.value(sql, &[account, key, payload], 0).await?;
-                if first.as_deref() == Some("true") {
+                let repeat = first.as_deref() != Some("true");
+                if !repeat {
                     let sql = "UPDATE public.account SET balance = balance + $2::bigint WHERE account_id = $1::bigint";
                     connection.value(sql, &[account, amount], 0).await?;
                 }
                 connection.scissors.arm(cut);
                 connection.client.batch_execute("COMMIT").await?;
-                Ok(first)
+                (first, repeat)
             }
+            Kind::Debit | Kind::Credit | Kind::Transfer => {
+                let request = &format!(r#"{{"to": {}, "amount": {amount}}}"#, intention.to);
+                let (sql, last) = match intention.kind {
+                    Kind::Debit => (once(&shared.debit_function, "$1::bigint, $2, $3::bigint"), amount),
+                    Kind::Credit => (once("public.credit_once", "$1::bigint, $2, $3::bigint"), amount),
+                    _ => {
+                        let handler = "'chaos.transfer(bigint, jsonb)'";
+                        (
+                            once("public.run_once", &format!("$1::bigint, 'transfer:v1', $2, $3::jsonb, {handler}")),
+                            request,
+                        )
+                    }
+                };
+                match connection.row(&sql, &[account, key, last], cut).await? {
+                    Some(row) => (row.try_get(0)?, row.try_get(1)?),
+                    None => (None, false),
+                }
+            }
+        };
+        if unknown && replayed {
+            shared.recovered.fetch_add(1, Ordering::Relaxed);
         }
+        Ok(answer)
     }
 
     async fn cancel(&mut self, intention: &Intention) -> Result<Option<String>, Failure> {

@@ -78,10 +78,11 @@ impl Intention {
         bytes[16..24].copy_from_slice(&n.to_le_bytes());
         let mut random = ChaCha8Rng::from_seed(bytes);
         let kind = match random.random_range(0..100) {
-            0..40 => Kind::Debit,
-            40..60 => Kind::Credit,
-            60..80 => Kind::Transfer,
-            80..90 => Kind::Apply,
+            // More goes out than comes in, so that the poor stay poor.
+            0..46 => Kind::Debit,
+            46..64 => Kind::Credit,
+            64..84 => Kind::Transfer,
+            84..92 => Kind::Apply,
             _ => Kind::Accept,
         };
         // A few accounts get more than their share, so that clients meet, and transfers deadlock.

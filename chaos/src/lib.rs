@@ -60,6 +60,8 @@ pub struct Report {
     pub sent: u64,
     /// Retries by reason.
     pub retries: BTreeMap<String, u64>,
+    /// Retries that found their request executed.
+    pub recovered: u64,
     /// Connections that were cut.
     pub cuts: u64,
     /// Repeats of answered requests.
@@ -152,6 +154,7 @@ pub fn run(settings: &Settings) -> Report {
         answered: Default::default(),
         allowed,
         sent: Default::default(),
+        recovered: Default::default(),
         retries: Mutex::default(),
     });
     let schedule = gremlin::schedule(settings.seed, settings.faults, settings.requests, settings.clients);
@@ -191,6 +194,7 @@ pub fn run(settings: &Settings) -> Report {
         faults,
         sent: shared.sent.load(Ordering::Relaxed),
         retries: shared.retries.lock().expect("no panic").clone(),
+        recovered: shared.recovered.load(Ordering::Relaxed),
         cuts: shared.cuts.load(Ordering::Relaxed),
         replays: count(|entry| matches!(entry, Entry::Again { .. })),
         probes: count(|entry| matches!(entry, Entry::Probe { .. })),
@@ -264,11 +268,8 @@ impl std::fmt::Display for Report {
         writeln!(f, "intentions  {answered} answered of {}: {}", self.settings.requests, list(&self.answers))?;
         writeln!(f, "requests    {} sent in {seconds:.1} s, {:.0} a second", self.sent, self.sent as f64 / seconds)?;
         writeln!(f, "retries     {}: {}", self.retries.values().sum::<u64>(), list(&self.retries))?;
-        writeln!(
-            f,
-            "repeats     {} of answered requests, {} of their keys with another request",
-            self.replays, self.probes
-        )?;
+        writeln!(f, "replays     {} of lost answers, {} of answered requests", self.recovered, self.replays)?;
+        writeln!(f, "mismatches  {} known keys sent with another request", self.probes)?;
         writeln!(f, "faults      {}: {}", self.faults.values().sum::<u64>(), list(&faults))?;
         writeln!(
             f,

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use chaos::check::Violation;
+use chaos::client::{After, after_sqlstate};
 use chaos::gremlin::{Fault, schedule};
 use chaos::intention::{ACCOUNTS, Intention, Kind, UNKNOWN_ACCOUNT};
 use chaos::{Settings, run};
@@ -17,7 +18,7 @@ fn every_intention_is_executed_once_while_everything_breaks() {
     assert!(report.holds(), "{report}");
     assert_eq!(report.faults.values().sum::<u64>(), 80);
     assert_eq!(report.faults.len(), 12, "each kind");
-    for count in [report.cuts, report.replays, report.probes, report.retries.values().sum()] {
+    for count in [report.cuts, report.recovered, report.replays, report.probes, report.retries.values().sum()] {
         assert!(count > 0, "{report}");
     }
 }
@@ -29,6 +30,19 @@ fn a_debit_that_does_not_claim_its_key_is_found_out() {
     assert!(!report.holds());
     let twice = |violation: &Violation| matches!(violation, Violation::ExecutedTwice { .. });
     assert!(report.violations.iter().any(twice), "{report}");
+}
+
+#[test]
+fn what_is_worth_a_retry_is_told_by_the_sqlstate() {
+    for state in ["08006", "08003", "40003", "57P01", "57P02", "57P05"] {
+        assert_eq!(after_sqlstate(state), After::Unknown(state.to_owned()));
+    }
+    for state in ["40001", "40P01", "53100", "53200", "53300", "55P03", "57014", "57P03"] {
+        assert_eq!(after_sqlstate(state), After::Retry(state.to_owned()));
+    }
+    for state in ["22023", "P0001", "23503", "23505", "25P02", "27000", "42501", "55000", "XX000"] {
+        assert_eq!(after_sqlstate(state), After::Definite(state.to_owned()));
+    }
 }
 
 #[test]
