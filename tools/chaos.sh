@@ -7,6 +7,7 @@
 #   FSYNC=1          clients flush their journal to the disk before they send
 #   NAIVE=1          debits by a function that does not claim the key: to see what the checker finds
 #
+# The clients' journals and the server's log are left in target/chaos until the next run.
 # A seed fixes what the clients want, what breaks, and after how many answers; not how the operating system interleaves it.
 DEFAULT_PG=18
 # shellcheck source=tools/build.sh
@@ -23,5 +24,5 @@ chmod 755 "$WORK"
 trap 'trap "" INT TERM; tools/cluster.sh stop "$WORK" immediate' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
-PGBIN=$("$(clone_pg_config "$major")" --bindir) PG_MAJOR=$major CLUSTER_SH=$ROOT/tools/cluster.sh TMPDIR=$WORK \
+PGBIN=$("$(clone_pg_config "$major")" --bindir) PG_MAJOR=$major CLUSTER_SH=$ROOT/tools/cluster.sh TMPDIR=$WORK KEEP=$TARGET/chaos \
     "$TARGET/debug/chaos"

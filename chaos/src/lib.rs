@@ -12,6 +12,7 @@ pub mod line;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -43,6 +44,8 @@ pub struct Settings {
     pub progress: bool,
     /// Replaces `debit_once` by a function that debits without claiming the key, to see the checker find it.
     pub naive: bool,
+    /// Where the clients' journals and the server's log are left, replacing those of the last run.
+    pub keep: Option<PathBuf>,
 }
 
 /// What came out.
@@ -126,7 +129,6 @@ pub fn run(settings: &Settings) -> Report {
         // Each recovery starts at the last checkpoint, and there are many.
         "max_wal_size=128MB",
         "checkpoint_timeout=30s",
-        "log_min_messages=log",
     ]);
     let database = cluster.database();
     let mut superuser = cluster.connect_to(&database);
@@ -136,13 +138,18 @@ pub fn run(settings: &Settings) -> Report {
         superuser.execute(insert, &[&account, &initial_balance(account)]).expect("an account");
     }
     drop(superuser);
-    let journals = tempfile::Builder::new().prefix("ir.journals.").tempdir().expect("a directory for the journals");
+    let temporary = tempfile::Builder::new().prefix("ir.journals.").tempdir().expect("a directory for the journals");
+    let journals = settings.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
+    if settings.keep.is_some() {
+        let _ = std::fs::remove_dir_all(&journals);
+        std::fs::create_dir_all(&journals).expect("a directory for the journals");
+    }
     let clients = settings.clients as u64;
     let (sender, allowed) = watch::channel(0);
     let shared = Arc::new(Shared {
         seed: settings.seed,
         directory: cluster.directory().to_owned(),
-        journals: journals.path().to_owned(),
+        journals: journals.clone(),
         database: database.clone(),
         debit_function: if settings.naive { "chaos.naive_debit_once" } else { "public.debit_once" }.to_owned(),
         quotas: (0..clients)
@@ -170,10 +177,13 @@ pub fn run(settings: &Settings) -> Report {
     });
     let duration = start.elapsed();
     runtime.shutdown_timeout(Duration::from_secs(5));
+    if let Some(keep) = &settings.keep {
+        std::fs::copy(cluster.directory().join("log"), keep.join("server-log")).expect("a copy of the server's log");
+    }
     let finished = outcome.is_some();
     let (faults, inserted) = outcome.unwrap_or_default();
     let journals: Vec<_> =
-        (0..settings.clients).map(|i| journal::read(&journals.path().join(format!("client-{i}")))).collect();
+        (0..settings.clients).map(|i| journal::read(&journals.join(format!("client-{i}")))).collect();
     let tables = read_tables(&cluster, &database);
     let count = |filter: fn(&Entry) -> bool| journals.iter().flatten().filter(|entry| filter(entry)).count() as u64;
     let mut answers = BTreeMap::new();

@@ -1,5 +1,6 @@
 //! `make chaos`; see tools/chaos.sh for the parameters.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         fsync: parameter("FSYNC", 0) != 0,
         progress: true,
         naive: parameter("NAIVE", 0) != 0,
+        keep: std::env::var_os("KEEP").map(PathBuf::from),
     };
     eprintln!("{settings:?}");
     let report = run(&settings);

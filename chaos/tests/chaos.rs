@@ -8,8 +8,16 @@ use chaos::gremlin::{Fault, schedule};
 use chaos::intention::{ACCOUNTS, Intention, Kind, UNKNOWN_ACCOUNT};
 use chaos::{Settings, run};
 
-const SHORT: Settings =
-    Settings { requests: 8000, faults: 80, clients: 16, seed: 1, fsync: false, progress: false, naive: false };
+const SHORT: Settings = Settings {
+    requests: 8000,
+    faults: 80,
+    clients: 16,
+    seed: 1,
+    fsync: false,
+    progress: false,
+    naive: false,
+    keep: None,
+};
 
 #[test]
 fn every_intention_is_executed_once_while_everything_breaks() {
