@@ -17,7 +17,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_postgres::{Client, Config, Error, NoTls};
 
 use crate::client::{self, Shared, application_name};
-use crate::intention::ACCOUNTS;
+use crate::intention::{ACCOUNTS, HOT};
 use crate::line::Moment;
 
 /// A kind of fault.
@@ -186,7 +186,6 @@ impl Gremlin<'_> {
 
     async fn perform(&mut self, planned: &Planned, locks: &mut JoinSet<()>) {
         let cut = |moment: Moment| self.shared.wanted_cuts[planned.client].store(moment as u8, Ordering::Relaxed);
-        let name = application_name(planned.client);
         match planned.fault {
             Fault::CutMidRequest => cut(Moment::MidRequest),
             Fault::CutAfterRequest => cut(Moment::AfterRequest),
@@ -201,16 +200,7 @@ impl Gremlin<'_> {
                 }
                 self.clients[planned.client] = tokio::spawn(client::run(self.shared.clone(), planned.client));
             }
-            Fault::Terminate => self.signal("pg_terminate_backend(pid)", &name).await,
-            Fault::Cancel => self.signal("pg_cancel_backend(pid)", &name).await,
-            Fault::CrashBackend => {
-                let session = session(&self.shared).await;
-                let sql = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'chaos-%'
-                            ORDER BY state = 'active' DESC, application_name = $1 DESC LIMIT 1";
-                if let Ok(Some(row)) = session.query_opt(sql, &[&name]).await {
-                    kill(row.get(0), self.cluster.directory());
-                }
-            }
+            Fault::Terminate | Fault::Cancel | Fault::CrashBackend => self.strike(planned).await,
             Fault::RestartImmediate => {
                 // Blocks this thread, which has nothing else to do; the clients have others.
                 tokio::task::block_in_place(|| self.cluster.pg_ctl(&["restart", "-m", "immediate"]));
@@ -251,12 +241,38 @@ impl Gremlin<'_> {
         }
     }
 
-    async fn signal(&self, call: &str, name: &str) {
-        let sql = format!(
-            "SELECT {call} FROM (SELECT pid FROM pg_stat_activity WHERE application_name = $1
-                                  ORDER BY state = 'active' DESC, backend_start DESC LIMIT 1) AS victim"
-        );
-        let _ = session(&self.shared).await.execute(&sql, &[&name]).await;
+    /// Ends, cancels or kills a backend that is executing a client's request, if possible this client's. Half of the time
+    /// it is one that waits for a row: a call is short, and few would be hit in the middle by chance.
+    async fn strike(&self, planned: &Planned) {
+        let waiting = planned.choice.is_multiple_of(2);
+        let gate = session(&self.shared).await;
+        if waiting {
+            let rows = format!("account_id BETWEEN {} AND {}", HOT.start, HOT.end - 1);
+            let lock = format!("BEGIN; SELECT FROM public.account WHERE {rows} ORDER BY account_id FOR UPDATE");
+            let _ = gate.batch_execute(&lock).await;
+        }
+        let observer = session(&self.shared).await;
+        let find = "SELECT pid FROM pg_stat_activity
+                     WHERE application_name LIKE 'chaos-%' AND state = 'active' AND (NOT $1 OR wait_event_type = 'Lock')
+                     ORDER BY application_name = $2 DESC LIMIT 1";
+        let name = application_name(planned.client);
+        for _ in 0..50 {
+            if let Ok(Some(row)) = observer.query_opt(find, &[&waiting, &name]).await {
+                let pid: i32 = row.get(0);
+                let call = match planned.fault {
+                    Fault::Terminate => "SELECT pg_terminate_backend($1)",
+                    Fault::Cancel => "SELECT pg_cancel_backend($1)",
+                    _ => {
+                        kill(pid, self.cluster.directory());
+                        break;
+                    }
+                };
+                let _ = observer.execute(call, &[&pid]).await;
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(4)).await;
+        }
+        let _ = gate.batch_execute("COMMIT").await;
     }
 
     /// Takes a lock in a session of its own, and comes back while it is held.

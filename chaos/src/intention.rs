@@ -9,7 +9,7 @@ pub const ACCOUNTS: i64 = 64;
 /// How many accounts are poor.
 pub const POOR: i64 = 8;
 /// Where clients meet.
-const HOT: std::ops::Range<i64> = POOR + 1..POOR + 5;
+pub const HOT: std::ops::Range<i64> = POOR + 1..POOR + 5;
 /// An account that never exists.
 pub const UNKNOWN_ACCOUNT: i64 = 1_000_000;
 
