@@ -1,6 +1,6 @@
 # Every target is a script under tools/ that can be run by itself; `make help` says what there is.
 SHELL := /bin/bash
-export PG PG_CONFIG
+export PG PG_CONFIG REQUESTS FAULTS CLIENTS SEED FSYNC NAIVE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,8 +28,10 @@ test-regress: ## tests/pg_regress, SQL and its expected output
 	@tools/test.sh regress
 test-isolation: ## tests/isolation, concurrent sessions
 	@tools/test.sh isolation
-test-client: ## tests/*.rs, programs with clusters of their own
+test-client: ## tests/*.rs and chaos/tests, programs with clusters of their own
 	@tools/test.sh client
+chaos: ## clients that retry while everything breaks: REQUESTS=1000000 FAULTS=1000 SEED=1 (see tools/chaos.sh)
+	@tools/chaos.sh
 
 format: ## format the source
 	@tools/build.sh format
@@ -44,4 +46,4 @@ package: ## release build as a tree to copy to a server: PG_CONFIG=...
 clean: ## remove this clone's builds, servers and `make try`
 	@tools/build.sh clean
 
-.PHONY: help setup try psql stop test test-unit test-pg test-regress test-isolation test-client format lint install package clean
+.PHONY: help setup try psql stop test test-unit test-pg test-regress test-isolation test-client chaos format lint install package clean

@@ -95,6 +95,13 @@ impl Cluster {
             .connect(NoTls)
     }
 
+    /// `pg_ctl` with these arguments, such as `restart -m immediate`, on this cluster.
+    pub fn pg_ctl(&self, arguments: &[&str]) {
+        let path = |name: &str| self.directory.join(name).into_os_string().into_string().expect("UTF-8");
+        let (data, log) = (path("data"), path("log"));
+        self.run("pg_ctl", &[arguments, &["-s", "-w", "-D", &data, "-l", &log]].concat());
+    }
+
     /// Runs a program of the server's (or of the system's) as the server's user, connected to this cluster, and returns
     /// what it wrote; a failure is the test's failure.
     pub fn run(&self, program: &str, arguments: &[&str]) -> String {

@@ -51,14 +51,17 @@ install_packages() {
         libgssapi_krb5.so.2=libgssapi-krb5-2 liblz4.so.1=liblz4-1 libzstd.so.1=libzstd1 libz.so.1=zlib1g; do
         grep -qF "${pair%=*} " <<<"$present" || missing+=("${pair#*=}")
     done
-    [ ${#missing[@]} -gt 0 ] || return 0
-    local install="apt-get install -y --no-install-recommends ${missing[*]}"
+    [ ${#missing[@]} = 0 ] || apt_install "${missing[@]}"
+}
+
+apt_install() { # apt_install PACKAGE ...
+    local install="apt-get install -y --no-install-recommends $*"
     if [ "$(id -u)" != 0 ]; then
         die "Debian packages are missing. Run this, then try again:
   sudo $install"
     fi
-    command -v apt-get >/dev/null || die "missing, under their Debian names: ${missing[*]}"
-    say "installing Debian packages: ${missing[*]}"
+    command -v apt-get >/dev/null || die "missing, under their Debian names: $*"
+    say "installing Debian packages: $*"
     apt-get update -q >/dev/null || die "apt-get update failed"
     DEBIAN_FRONTEND=noninteractive $install >/dev/null || die "failed: $install"
 }
@@ -156,6 +159,41 @@ install_server() { # install_server MAJOR
         cp -al "$CACHE/postgresql-$version" "$TEMPORARY/clone-$1"
         mv "$TEMPORARY/clone-$1" "$CLONE/postgresql-$version"
     fi
+}
+
+# What the examples need (examples/), for their test: in the cache, under a name that says which versions. Prints the
+# environment of the test, a variable a line.
+example_packages() {
+    local missing=() python javascript
+    command -v node >/dev/null || missing+=(nodejs)
+    command -v npm >/dev/null || missing+=(npm)
+    [ ${#missing[@]} = 0 ] || apt_install "${missing[@]}"
+    python=$CACHE/example-python-$(cat <(python3 -VV) examples/python/requirements.txt | sha256sum | cut -c 1-16)
+    javascript=$CACHE/example-javascript-$(cat <(node --version) examples/javascript/package-lock.json | sha256sum | cut -c 1-16)
+    (
+        exec 9>"$CACHE/lock"
+        flock 9
+        TEMPORARY=$(mktemp -d "$CACHE/temporary.XXXXXX")
+        trap 'rm -rf "$TEMPORARY"' EXIT
+        trap 'exit 130' INT TERM
+        if [ ! -d "$python" ]; then
+            say "downloading the packages of the example in Python"
+            python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --require-hashes \
+                --only-binary=:all: --target "$TEMPORARY/python" -r examples/python/requirements.txt >&2 ||
+                die "the packages of examples/python could not be installed"
+            mv "$TEMPORARY/python" "$python"
+        fi
+        if [ ! -d "$javascript" ]; then
+            say "downloading the packages of the example in JavaScript"
+            mkdir "$TEMPORARY/javascript"
+            cp examples/javascript/package*.json "$TEMPORARY/javascript"
+            (cd "$TEMPORARY/javascript" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >&2) ||
+                die "the packages of examples/javascript could not be installed"
+            mv "$TEMPORARY/javascript" "$javascript"
+        fi
+    ) || return # by itself: who calls this decides on errors, which switches `set -e` off
+    echo "EXAMPLE_PYTHONPATH=$python"
+    echo "EXAMPLE_NODE_PATH=$javascript/node_modules"
 }
 
 # What belongs to clones that are gone.

@@ -7,7 +7,7 @@
 #   pg         #[pg_test]s, inside a server
 #   regress    tests/pg_regress: SQL and what it must print, run by PostgreSQL's own pg_regress
 #   isolation  tests/isolation: several sessions, run by PostgreSQL's own pg_isolation_regress
-#   client     tests/*.rs: programs that start clusters of their own (see tests/cluster.rs)
+#   client     tests/*.rs and chaos/tests: programs that start clusters of their own (see tests/cluster.rs)
 #
 # Full logs are in target/test-log. The last line is the sum: N passed, N failed, N skipped.
 # shellcheck source=tools/build.sh
@@ -164,8 +164,12 @@ client() {
     build "$1" || return 0
     mkdir -p "$WORK/t"
     chmod 755 "$WORK/t"
+    # Where the packages cannot be had, the tests of the examples say so by failing, and the others run.
+    local packages=()
+    if [ -z "${EXAMPLES:-}" ]; then EXAMPLES=$(example_packages) || EXAMPLES=; fi
+    readarray -t packages < <([ -z "$EXAMPLES" ] || echo "$EXAMPLES")
     PGBIN=$("$(clone_pg_config "$1")" --bindir) PG_MAJOR=$1 CLUSTER_SH=$ROOT/tools/cluster.sh TMPDIR=$WORK/t \
-        cargo_rung "$1" client timeout $LIMIT cargo test -p client_tests --no-fail-fast
+        cargo_rung "$1" client env "${packages[@]}" timeout $LIMIT cargo test -p client_tests -p chaos --no-fail-fast
 }
 
 mkdir -p "$LOGS"
