@@ -164,6 +164,28 @@ fn a_second_purge_returns_at_once_with_a_notice_and_so_do_the_functions() {
 }
 
 #[test]
+fn with_a_time_budget_everything_has_its_turn() {
+    let database = CLUSTER.database();
+    let mut client = CLUSTER.connect_to(&database);
+    client
+        .batch_execute(
+            "INSERT INTO account VALUES (1, 1000);
+             INSERT INTO request_result (account_id, operation, request_key, request, response, created_at)
+             SELECT 1, operation, i::text, '{}', '{}', now() - interval '3 days'
+               FROM unnest('{a:v1, b:v1}'::text[]) AS operation, generate_series(1, 100) AS i;
+             INSERT INTO processed_message (subscriber, message_id, account_id, created_at)
+             SELECT 's', gen_random_uuid(), 1, now() - interval '8 days' FROM generate_series(1, 100)",
+        )
+        .unwrap();
+    // A budget that is over at once leaves one batch of the first one, and there is more of it than these take.
+    for _ in 0..6 {
+        client.batch_execute("CALL purge(10, '0')").unwrap();
+    }
+    let left = "SELECT string_agg(format('%s %s', name, estimated_records), ', ' ORDER BY name) FROM retention_status";
+    assert_eq!(value(&mut client, left), "a:v1 80, b:v1 80, s 80");
+}
+
+#[test]
 fn without_preloading_all_but_the_worker_is_there() {
     let (_, mut client) = database(3);
     let state = value(&mut client, "SELECT worker FROM retention_setting()");
