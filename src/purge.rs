@@ -188,6 +188,8 @@ pub fn everything(batch_size: Option<i64>, budget: Option<Interval>, purger: &im
     let subjects = purger.run(|connected| {
         let mut subjects = find_subjects(connected, &REQUESTS, None)?;
         subjects.extend(find_subjects(connected, &MESSAGES, None)?);
+        // Where the budget ends before the last one, each has its turn.
+        subjects.sort_by_key(|subject| subject.purged_at.map(i64::from));
         Ok(subjects)
     })?;
     let mut purged = Purged { deleted: 0, remaining: 0, oldest: None };
@@ -233,6 +235,8 @@ struct Subject {
     kind: &'static Kind,
     name: Vec<u8>,
     cutoff: TimestampWithTimeZone,
+    /// When its last purge began.
+    purged_at: Option<TimestampWithTimeZone>,
 }
 
 /// Every operation or subscriber with its cutoff: the one given, or that of its retention. All are known before anything is
@@ -254,7 +258,7 @@ fn find_subjects(
                 find_cutoff(connected, (kind.retention)(&name)?, of)?
             }
         };
-        subjects.push(Subject { kind, name, cutoff });
+        subjects.push(Subject { kind, name, cutoff, purged_at: found.get(row, 2)? });
     }
     Ok(subjects)
 }

@@ -546,7 +546,7 @@ pub static LOCK_PURGE: Statement = Statement {
     planning: Planning::InOrder,
 };
 
-/// The operations that have records, a policy or a fence, the one whose purge is the longest ago first. An index entry of a
+/// The operations that have records, a policy or a fence, the one whose purge is the longest ago first, and when that was. An index entry of a
 /// deleted record may have to be stepped over while an old snapshot is held; an operation's newest entry is the least
 /// likely to be one.
 pub static FIND_OPERATIONS: Statement = Statement {
@@ -563,7 +563,7 @@ pub static FIND_OPERATIONS: Statement = Statement {
                UNION SELECT operation FROM @extschema@.operation_policy
                UNION SELECT name FROM @extschema@.retention_fence WHERE kind OPERATOR(pg_catalog.=) 'operation'
            )
-           SELECT subject.name
+           SELECT subject.name, progress.purged_at
              FROM subject
              LEFT JOIN @extschema@.purge_progress AS progress
                ON progress.kind OPERATOR(pg_catalog.=) 'operation'
@@ -590,7 +590,7 @@ pub static FIND_SUBSCRIBERS: Statement = Statement {
                UNION SELECT subscriber FROM @extschema@.subscriber_policy
                UNION SELECT name FROM @extschema@.retention_fence WHERE kind OPERATOR(pg_catalog.=) 'subscriber'
            )
-           SELECT subject.name
+           SELECT subject.name, progress.purged_at
              FROM subject
              LEFT JOIN @extschema@.purge_progress AS progress
                ON progress.kind OPERATOR(pg_catalog.=) 'subscriber'

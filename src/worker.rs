@@ -10,7 +10,9 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime, DynamicBackgroundWorker};
+use pgrx::bgworkers::{
+    BackgroundWorker, BackgroundWorkerBuilder, BackgroundWorkerStatus, BgWorkerStartTime, DynamicBackgroundWorker,
+};
 use pgrx::prelude::*;
 
 use crate::error::Error;
@@ -55,6 +57,8 @@ pub fn state() -> &'static str {
     };
     if !PRELOADED.load(Ordering::Relaxed) {
         "off: idempotency_record is not in shared_preload_libraries"
+    } else if raw::is_in_recovery() {
+        "off: the server is a standby"
     } else if setting::purge_interval().is_none() {
         "off: idempotency_record.purge_interval is 0"
     } else if !named() {
@@ -72,6 +76,16 @@ struct Database {
     worker: Option<DynamicBackgroundWorker>,
     /// Whether the log says already that it does not exist.
     missed: bool,
+    /// Whether the log says already that there is no room for its worker.
+    crowded: bool,
+}
+
+impl Database {
+    /// Whether its last purge is still going on, or about to begin.
+    fn is_being_purged(&self) -> bool {
+        let pid = self.worker.as_ref().map(DynamicBackgroundWorker::pid);
+        matches!(pid, Some(Ok(_) | Err(BackgroundWorkerStatus::NotYetStarted)))
+    }
 }
 
 /// The launcher's loop.
@@ -112,8 +126,8 @@ fn start_workers(databases: &mut HashMap<CString, Database>, interval: Duration)
             continue;
         }
         sleep = sleep.min(interval);
-        if database.worker.as_ref().is_some_and(|worker| worker.pid().is_ok()) {
-            continue; // The last purge is still going on.
+        if database.is_being_purged() {
+            continue;
         }
         let Some(oid) = oid else {
             if !std::mem::replace(&mut database.missed, true) {
@@ -126,9 +140,14 @@ fn start_workers(databases: &mut HashMap<CString, Database>, interval: Duration)
             Some(worker) => {
                 database.worker = Some(worker);
                 database.started = Some(Instant::now());
+                database.crowded = false;
             }
             None => {
-                warning!("no purge worker could be started for database \"{shown}\": max_worker_processes is too low");
+                if !std::mem::replace(&mut database.crowded, true) {
+                    warning!(
+                        "no purge worker could be started for database \"{shown}\": max_worker_processes is too low"
+                    );
+                }
                 sleep = sleep.min(RETRY);
             }
         }
@@ -172,16 +191,14 @@ impl Purger for Worker {
 pub fn purge() {
     raw::report_activity(false, c"purging expired records");
     let purged = raw::in_transaction(|| {
-        if raw::find_extension().is_none() {
-            return Ok(None); // Not created, or dropped since: then there is nothing to purge.
+        raw::find_extension()?; // Not created, or dropped since: then there is nothing to purge.
+        match purge::everything(Some(purge::BATCH_SIZE), None, &Worker) {
+            Ok(purged) => Some(purged),
+            // Within the transaction, which must not be committed after an error.
+            Err(error) => raw::raise(error),
         }
-        purge::everything(Some(purge::BATCH_SIZE), None, &Worker).map(Some)
     });
-    match purged {
-        Ok(Some(purged)) if purged.deleted > 0 => {
-            log!("idempotency_record purged {} records, {} are left", purged.deleted, purged.remaining);
-        }
-        Ok(_) => {}
-        Err(error) => raw::raise(error),
+    if let Some(purged) = purged.filter(|purged| purged.deleted > 0) {
+        log!("idempotency_record purged {} records, {} are left", purged.deleted, purged.remaining);
     }
 }

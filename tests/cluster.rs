@@ -26,6 +26,7 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 /// input, which is the end of this process however it comes.
 pub struct Cluster {
     directory: PathBuf,
+    environment: Vec<(String, String)>,
     undertaker: Child,
     databases: AtomicU32,
 }
@@ -33,6 +34,11 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a cluster with these settings, each `name=value`, on top of the defaults.
     pub fn start(settings: &[&str]) -> Self {
+        Self::start_in(&[("PGBIN", &environment("PGBIN"))], settings)
+    }
+
+    /// As [`Self::start`], of the server whose programs are in `PGBIN` of this environment, which it and they get.
+    pub fn start_in(environment_of_all: &[(&str, &str)], settings: &[&str]) -> Self {
         let directory = tempfile::Builder::new().prefix("ir.").tempdir().expect("a directory for the cluster").keep();
         let undertaker = Command::new("sh")
             .args(["-c", "cat; exec \"$0\" stop \"$1\" immediate"])
@@ -44,7 +50,8 @@ impl Cluster {
             .process_group(0)
             .spawn()
             .expect("sh");
-        let cluster = Self { directory, undertaker, databases: AtomicU32::new(0) };
+        let environment = environment_of_all.iter().map(|&(name, is)| (name.to_owned(), is.to_owned())).collect();
+        let cluster = Self { directory, environment, undertaker, databases: AtomicU32::new(0) };
         let started = cluster.script("start").args(settings).output().expect("CLUSTER_SH");
         assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
         cluster
@@ -134,7 +141,7 @@ impl Cluster {
 
     fn script(&self, command: &str) -> Command {
         let mut script = Command::new(environment("CLUSTER_SH"));
-        script.arg(command).arg(&self.directory).env("PGBIN", environment("PGBIN"));
+        script.arg(command).arg(&self.directory).envs(self.environment.iter().map(|(name, is)| (name, is)));
         script
     }
 }

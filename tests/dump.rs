@@ -269,3 +269,77 @@ fn a_dump_of_a_restored_database_keeps_every_key_again() {
     }
     assert_restored(&database, "public", &expected);
 }
+
+#[test]
+fn a_restored_dump_refuses_what_was_purged_before_it_and_executes_again_what_came_after_it() {
+    let source = CLUSTER.database();
+    let mut client = CLUSTER.connect_to(&source);
+    client
+        .batch_execute(
+            "INSERT INTO account VALUES (1, 1000);
+             INSERT INTO operation_policy (operation, retention) VALUES ('debit:v1', '1 day');
+             INSERT INTO subscriber_policy (subscriber, retention) VALUES ('billing', '3 days')",
+        )
+        .unwrap();
+    // A message id of version 7, four days old.
+    let message_id = "SELECT (substr(h, 1, 8) || '-' || substr(h, 9, 4) || '-7000-8000-000000000001')::uuid
+                        FROM lpad(to_hex((extract(epoch FROM now() - interval '4 days') * 1000)::bigint), 12, '0') AS h";
+    let purged = "SELECT debit_once(1, 'purged', 100, now() - interval '2 days')";
+    let kept = "SELECT debit_once(1, 'kept', 100, now() - interval '2 days')";
+    let late = "SELECT debit_once(1, 'late', 100, now())";
+    let late_undated = "SELECT debit_once(1, 'late, without a date', 100)";
+    assert_eq!(value(&mut client, purged), r#"{"balance": 900}"#);
+    let message_id = value(&mut client, message_id);
+    let applied = format!("SELECT apply_message_once('billing', '{message_id}', 1, -100)");
+    assert_eq!(value(&mut client, &applied), "800");
+    client
+        .batch_execute(
+            "UPDATE request_result SET created_at = created_at - interval '2 days';
+             UPDATE processed_message SET created_at = created_at - interval '4 days'",
+        )
+        .unwrap();
+    assert_eq!(value(&mut client, "CALL purge()"), "2");
+    assert_eq!(value(&mut client, "SELECT debit_once(1, 'kept', 100)"), r#"{"balance": 700}"#);
+    let state = "SELECT string_agg(format('%s %s %s', kind, name, purged_before), ', ' ORDER BY kind, name)
+                        || (SELECT string_agg(format(' %s', retention), '') FROM operation_policy)
+                        || (SELECT string_agg(format(' %s', retention), '') FROM subscriber_policy)
+                   FROM retention_fence";
+    let expected = value(&mut client, state);
+
+    let plain = CLUSTER.run("pg_dump", &[&source]);
+    let file = CLUSTER.directory().join(format!("{source}.custom")).into_os_string().into_string().unwrap();
+    CLUSTER.run("pg_dump", &["--format=custom", "--file", &file, &source]);
+    // After the dump, and so lost with the source.
+    assert_eq!(value(&mut client, late), r#"{"balance": 600}"#);
+    assert_eq!(value(&mut client, late_undated), r#"{"balance": 500}"#);
+
+    for custom in [false, true] {
+        let target = CLUSTER.empty_database("");
+        if custom {
+            CLUSTER.run("pg_restore", &["--exit-on-error", "--dbname", &target, &file]);
+        } else {
+            let restored = CLUSTER.run_with_input("psql", &["-Xq", "-v", "ON_ERROR_STOP=1", &target], &plain);
+            assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+        }
+        let mut client = CLUSTER.connect_to(&target);
+        assert_eq!(value(&mut client, state), expected);
+        assert_eq!(outcome(simple(&mut client, purged)), "22023");
+        assert_eq!(outcome(simple(&mut client, &applied)), "22023");
+        assert_eq!(value(&mut client, kept), r#"{"balance": 700}"#);
+        assert_eq!(balance(&mut client, 1), 700);
+        // The balance does not know them either, so that to execute them is right.
+        assert_eq!(value(&mut client, late), r#"{"balance": 600}"#);
+        assert_eq!(value(&mut client, late_undated), r#"{"balance": 500}"#);
+        assert_eq!(value(&mut client, late), r#"{"balance": 600}"#);
+        // The next purge begins at the beginning, and leaves the fence where it was or later.
+        client
+            .batch_execute(
+                "UPDATE request_result SET created_at = created_at - interval '2 days' WHERE request_key = 'kept'",
+            )
+            .unwrap();
+        assert_eq!(value(&mut client, "CALL purge()"), "1");
+        assert_eq!(outcome(simple(&mut client, kept)), "22023");
+        assert_eq!(outcome(simple(&mut client, purged)), "22023");
+        assert_eq!(value(&mut client, late), r#"{"balance": 600}"#);
+    }
+}

@@ -196,6 +196,21 @@ example_packages() {
     echo "EXAMPLE_NODE_PATH=$javascript/node_modules"
 }
 
+# Debian's pg_cron, for the one major that Debian 12 has it for. It is not installed: its test takes the files.
+PG_CRON_MAJOR=15 PG_CRON=$CACHE/pg_cron-15
+install_pg_cron() {
+    [ ! -d "$PG_CRON" ] || return 0
+    say "downloading pg_cron"
+    mkdir "$TEMPORARY/pg_cron"
+    local download=(env -C "$TEMPORARY/pg_cron" apt-get download -qq "postgresql-$PG_CRON_MAJOR-cron")
+    if { "${download[@]}" || { [ "$(id -u)" = 0 ] && apt-get update -q && "${download[@]}"; }; } >/dev/null 2>&1 &&
+        dpkg-deb -x "$TEMPORARY"/pg_cron/*.deb "$TEMPORARY/pg_cron/files"; then
+        mv "$TEMPORARY/pg_cron/files" "$PG_CRON"
+    else
+        say "postgresql-$PG_CRON_MAJOR-cron could not be downloaded from Debian: its test will fail"
+    fi
+}
+
 # What belongs to clones that are gone.
 forget_clones() {
     local clone
@@ -227,6 +242,7 @@ setup() {
         if [ -z "${PG_CONFIG:-}" ]; then
             for major in $MAJORS; do install_server "$major"; done
         fi
+        case " $MAJORS " in *" $PG_CRON_MAJOR "*) install_pg_cron ;; esac
     )
 }
 

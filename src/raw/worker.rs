@@ -49,6 +49,12 @@ pub fn is_preloading() -> bool {
     unsafe { pg_sys::process_shared_preload_libraries_in_progress && !pg_sys::IsBinaryUpgrade }
 }
 
+/// Whether the server is a standby, or has not yet recovered.
+pub fn is_in_recovery() -> bool {
+    // SAFETY: asks the shared state of the server.
+    unsafe { pg_sys::RecoveryInProgress() }
+}
+
 /// Reads the configuration anew after a SIGHUP.
 pub fn reload_configuration() {
     // SAFETY: what every process of the server does after SIGHUP.
