@@ -68,7 +68,7 @@ pub const CALLS: [Call; 8] = [
         sql: "SELECT count(*) FROM accept_messages('c', ARRAY[md5('1'), md5('2')]::uuid[], '{7, 7}')",
         first: "done: 2",
         then: "done: 0",
-        changed: "SELECT count(*) FROM accept_messages('c', ARRAY[md5('3'), md5('2')]::uuid[], '{7, 8}')",
+        changed: "SELECT count(*) FROM accept_messages('c', ARRAY[md5('1'), md5('2')]::uuid[], '{7, 8}')",
         refused: "22023",
     },
     Call {

@@ -55,10 +55,19 @@ impl Cluster {
     pub fn standby(&self, name: &str, settings: &[&str]) -> Self {
         let standby = self.sibling(name, self.bin.clone());
         let data = standby.data();
-        let source = format!("application_name={name}");
-        self.run("pg_basebackup", &["-D", &data, "-d", &source, "-R", "-X", "stream", "-c", "fast"]);
-        standby.resume(settings);
+        self.run("pg_basebackup", &["-D", &data, "-X", "stream", "-c", "fast"]);
+        // By hand, since what `-R` writes may be more than the libpq understands that the server finds.
+        self.run("touch", &[&format!("{data}/standby.signal")]);
+        let primary =
+            format!("primary_conninfo=user=postgres application_name={name} host='{}'", self.directory.display());
+        standby.resume(&[&[primary.as_str()], settings].concat());
         standby
+    }
+
+    /// Waits until this standby has replayed what has been committed on the primary so far.
+    pub fn catch_up(&self, primary: &mut Client) {
+        let written = value(primary, "SELECT pg_current_wal_flush_lsn()");
+        wait_until(&mut self.connect(), &format!("SELECT pg_last_wal_replay_lsn() >= '{written}'"));
     }
 
     /// A cluster that does not exist yet, in a directory of its own inside this one's.
