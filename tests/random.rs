@@ -18,7 +18,7 @@ use rand::{RngExt as _, SeedableRng as _};
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&["autovacuum=off", "synchronous_commit=off"]));
 
 /// Calls before the memory is measured for the first time, and then.
-const WARM: usize = 20_000;
+const WARM: usize = 10_000;
 const CALLS: usize = 100_000;
 /// What the session may grow by meanwhile: far less than one chunk of memory for each call.
 const BOUND: u64 = 5 << 20;
@@ -642,27 +642,23 @@ impl Generator {
 
 // ---- programs --------------------------------------------------------------------------------------------------
 
+/// How often each function answered what: `done` or a SQLSTATE.
+type Seen = BTreeMap<(&'static str, &'static str), usize>;
+
 /// A PL/pgSQL program that notes each answer in the array `a`, and what the model says will be in it.
 struct Program<'a> {
     generator: &'a mut Generator,
     model: &'a mut Model,
     body: String,
     expected: Vec<(String, String)>,
-    seen: &'a mut BTreeMap<(&'static str, String), usize>,
+    seen: &'a mut Seen,
 }
 
 impl Program<'_> {
     fn expect(&mut self, call: &Call, sql: &str, answer: &Answer) {
-        let answer = answer.clone().unwrap_or_else(str::to_owned);
-        self.expected.push((sql.to_owned(), answer));
-        let kind = self.expected.last().expect("an answer").1.clone();
-        let kind =
-            if kind.len() == 5 && kind.starts_with(|char: char| char.is_ascii_digit() || char == 'P' || char == 'Z') {
-                kind
-            } else {
-                "done".into()
-            };
+        let kind = answer.as_ref().map_or_else(|code| *code, |_| "done");
         *self.seen.entry((call.function(), kind)).or_default() += 1;
+        self.expected.push((sql.to_owned(), answer.clone().unwrap_or_else(str::to_owned)));
     }
 
     /// A call whose refusal is caught at once.
@@ -802,7 +798,7 @@ fn setting(name: &str) -> Option<u64> {
 }
 
 /// Runs random programs until so many calls were made, and returns how often each function answered what.
-fn run_programs(seed: u64, calls: usize) -> BTreeMap<(&'static str, String), usize> {
+fn run_programs(seed: u64, calls: usize) -> Seen {
     println!("IDEMPOTENCY_RECORD_SEED={seed}");
     let database = CLUSTER.database();
     let mut client = CLUSTER.connect_to(&database);
@@ -816,10 +812,10 @@ fn run_programs(seed: u64, calls: usize) -> BTreeMap<(&'static str, String), usi
     }
     let mut seen = BTreeMap::new();
     let mut made = 0;
-    let mut before = None;
+    let mut measured = Vec::new();
     while made < WARM + calls {
-        if made >= WARM && before.is_none() {
-            before = Some(resident(&mut client));
+        if made >= WARM + measured.len() * CALLS {
+            measured.push(resident(&mut client));
         }
         if generator.random.random_range(0..8) == 0 {
             model.saves_refusals = !model.saves_refusals;
@@ -864,9 +860,11 @@ fn run_programs(seed: u64, calls: usize) -> BTreeMap<(&'static str, String), usi
             model.journal.clear();
         }
     }
-    let (before, after) = (before.expect("more calls than the warm-up"), resident(&mut client));
-    println!("{calls} calls after the first {WARM}: from {before} to {after} bytes");
-    assert!(after.saturating_sub(before) < BOUND, "grown from {before} to {after} bytes");
+    measured.push(resident(&mut client));
+    println!("{made} calls; bytes after {WARM}, each {CALLS} more, and at the end: {measured:?}");
+    for pair in measured.windows(2) {
+        assert!(pair[1].saturating_sub(pair[0]) < BOUND, "the session grows: {measured:?}");
+    }
 
     for (account, balance) in &model.balances {
         assert_eq!(client_tests::balance(&mut client, *account), *balance);
@@ -899,7 +897,7 @@ fn a_hundred_thousand_random_calls_answer_as_the_model_does_and_leave_no_memory_
         ("purge", &["done", "22023"]),
     ] {
         for answer in answers {
-            let count = seen.get(&(function, (*answer).to_owned())).copied().unwrap_or_default();
+            let count = seen.get(&(function, *answer)).copied().unwrap_or_default();
             assert!(count > 5, "{function} {answer}: {count} of {seen:?}");
         }
     }
