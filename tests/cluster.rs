@@ -221,6 +221,20 @@ impl Cluster {
         child.wait_with_output().expect("output")
     }
 
+    /// Starts a program as the server's user, which ends when the value is dropped, or with this process.
+    pub fn start_program(&self, program: &str, arguments: &[&str]) -> Program {
+        let child = self
+            .script("run")
+            .args(["sh", "-c", "\"$@\" & cat >/dev/null; kill $!; wait", "sh", program])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .expect("CLUSTER_SH");
+        Program(child)
+    }
+
     fn script(&self, command: &str) -> Command {
         let mut script = Command::new(environment("CLUSTER_SH"));
         script.arg(command).arg(&self.directory).env("PGBIN", &self.bin);
@@ -264,6 +278,16 @@ fn children(parent: i32) -> Vec<i32> {
     let entries = std::fs::read_dir("/proc").expect("/proc");
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     pids.filter(|&pid| process(pid).is_some_and(|(_, of)| of == parent)).collect()
+}
+
+/// A program that runs beside a cluster.
+pub struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
 }
 
 /// What `tools/test.sh` passes to the tests.

@@ -158,6 +158,31 @@ install_server() { # install_server MAJOR
     fi
 }
 
+# PgBouncer, for one of the client tests: unpacked and not installed, since installing Debian's package starts a service.
+pgbouncer() { if [ -x /usr/sbin/pgbouncer ]; then echo /usr/sbin/pgbouncer; else echo "$CACHE/pgbouncer/pgbouncer"; fi; }
+
+install_pgbouncer() {
+    local packages="pgbouncer libc-ares2 libevent-2.1-7" directory=$TEMPORARY/pgbouncer package
+    [ ! -x "$(pgbouncer)" ] || return 0
+    say "downloading PgBouncer"
+    mkdir "$directory"
+    chmod 777 "$directory" # apt downloads as a user of its own
+    download() { (cd "$directory" && apt-get download -q $packages) >/dev/null 2>&1; }
+    download || { [ "$(id -u)" = 0 ] && apt-get update -q >/dev/null && download; } ||
+        die "PgBouncer could not be downloaded. Run this, then try again:
+  sudo apt-get install -y pgbouncer        or sudo apt-get update, if apt knows no packages"
+    chmod 755 "$directory"
+    for package in "$directory"/*.deb; do dpkg-deb -x "$package" "$directory"; done
+    cat >"$directory/pgbouncer" <<'END'
+#!/bin/sh
+here=$(dirname "$0")
+LD_LIBRARY_PATH=$(echo "$here"/usr/lib/*-linux-gnu*) exec "$here/usr/sbin/pgbouncer" "$@"
+END
+    chmod 755 "$directory/pgbouncer"
+    rm -rf "$CACHE/pgbouncer" "$directory"/*.deb
+    mv "$directory" "$CACHE/pgbouncer"
+}
+
 # What belongs to clones that are gone.
 forget_clones() {
     local clone
@@ -168,7 +193,8 @@ forget_clones() {
     done
 }
 
-setup() {
+setup() { # setup [install_...]: what everything needs, and these
+    local extra
     install_packages
     choose_rust
     # One set-up at a time; the lock is gone with this subshell.
@@ -189,6 +215,7 @@ setup() {
         if [ -z "${PG_CONFIG:-}" ]; then
             for major in $MAJORS; do install_server "$major"; done
         fi
+        for extra in "$@"; do "$extra"; done
     )
 }
 

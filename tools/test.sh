@@ -166,7 +166,7 @@ client() {
     mkdir -p "$WORK/t"
     chmod 755 "$WORK/t"
     PGBIN=$("$(clone_pg_config "$1")" --bindir) PG_MAJOR=$1 CLUSTER_SH=$ROOT/tools/cluster.sh TMPDIR=$WORK/t \
-        cargo_rung "$1" client timeout $LIMIT cargo test -p client_tests --no-fail-fast
+        PGBOUNCER=$(pgbouncer) cargo_rung "$1" client timeout $LIMIT cargo test -p client_tests --no-fail-fast
 }
 
 # upgrade NEWEST: a run for one major has nothing to upgrade from.
@@ -194,7 +194,7 @@ rungs=" ${*:-unit pg regress isolation client upgrade} "
 for rung in $rungs; do
     case $rung in unit | pg | regress | isolation | client | upgrade) ;; *) die "no such rung: $rung" ;; esac
 done
-setup
+if [[ $rungs = *" client "* ]]; then setup install_pgbouncer; else setup; fi
 newest=${MAJORS##* }
 plant_seed
 if [[ $rungs = *" unit "* ]]; then
