@@ -426,7 +426,7 @@ impl Call {
             }
             Self::Fingerprint { request } => format!("encode(request_fingerprint({}), 'hex')", json(request)),
             Self::Purge { retention } => {
-                format!("purge_expired_keys({})", retention.map_or("NULL".into(), |retention| literal(retention)))
+                format!("purge_expired_keys({})", retention.map_or("NULL".into(), literal))
             }
         };
         format!("coalesce(({call})::text, 'NULL')")
@@ -643,6 +643,9 @@ impl Generator {
 
 // ---- programs --------------------------------------------------------------------------------------------------
 
+/// The end of a PL/pgSQL block that notes with what it was refused.
+const CAUGHT: &str = "EXCEPTION WHEN OTHERS THEN a := array_append(a, SQLSTATE::text); END;";
+
 /// How often each function answered what: `done` or a SQLSTATE.
 type Seen = BTreeMap<(&'static str, &'static str), usize>;
 
@@ -668,11 +671,7 @@ impl Program<'_> {
         let sql = call.sql();
         let answer = self.model.answer(&call);
         self.expect(&call, &sql, &answer);
-        write!(
-            self.body,
-            "BEGIN a := array_append(a, {sql}); EXCEPTION WHEN OTHERS THEN a := array_append(a, SQLSTATE::text); END;\n"
-        )
-        .expect("a string");
+        writeln!(self.body, "BEGIN a := array_append(a, {sql}); {CAUGHT}").expect("a string");
     }
 
     /// Calls of which the first that is refused undoes those before it.
@@ -690,7 +689,7 @@ impl Program<'_> {
                 break;
             }
         }
-        self.body.push_str("EXCEPTION WHEN OTHERS THEN a := array_append(a, SQLSTATE::text); END;\n");
+        writeln!(self.body, "{CAUGHT}").expect("a string");
     }
 
     /// One call in each row of a cursor that is not read to its end: what is fetched is executed, once.
@@ -720,7 +719,7 @@ impl Program<'_> {
             // With it goes what was fetched before.
             self.model.undo_to(mark);
         }
-        self.body.push_str("CLOSE c;\nEXCEPTION WHEN OTHERS THEN a := array_append(a, SQLSTATE::text); END;\n");
+        writeln!(self.body, "CLOSE c; {CAUGHT}").expect("a string");
     }
 
     /// Twice in one statement.
@@ -729,7 +728,7 @@ impl Program<'_> {
         let sql = call.sql();
         let first = self.model.answer(&call);
         self.expect(&call, &sql, &first);
-        write!(self.body, "BEGIN SELECT {sql}, {sql} INTO t, u; a := a || ARRAY[t, u]; EXCEPTION WHEN OTHERS THEN a := array_append(a, SQLSTATE::text); END;\n").expect("a string");
+        writeln!(self.body, "BEGIN SELECT {sql}, {sql} INTO t, u; a := a || ARRAY[t, u]; {CAUGHT}").expect("a string");
         if first.is_ok() {
             let then = self.model.answer(&call);
             assert!(then.is_ok(), "a repeat is refused: {sql}");
@@ -743,11 +742,8 @@ impl Program<'_> {
         self.block(depth + 1, 3);
         let inner = std::mem::replace(&mut self.body, outer);
         let block = literal(&do_block(&inner, &format!("test.answers_{depth}")));
-        write!(
-            self.body,
-            "EXECUTE {block}; a := a || ARRAY(SELECT json_array_elements_text(current_setting('test.answers_{depth}')::json));\n"
-        )
-        .expect("a string");
+        let answers = format!("json_array_elements_text(current_setting('test.answers_{depth}')::json)");
+        writeln!(self.body, "EXECUTE {block}; a := a || ARRAY(SELECT {answers});").expect("a string");
     }
 
     fn block(&mut self, depth: usize, length: usize) {
