@@ -30,6 +30,8 @@ test-isolation: ## tests/isolation, concurrent sessions
 	@tools/test.sh isolation
 test-client: ## tests/*.rs and chaos/tests, programs with clusters of their own
 	@tools/test.sh client
+test-upgrade: ## pg_upgrade to the newest of the majors from each of the others
+	@tools/test.sh upgrade
 chaos: ## clients that retry while everything breaks: REQUESTS=1000000 FAULTS=1000 SEED=1 (see tools/chaos.sh)
 	@tools/chaos.sh
 
@@ -46,4 +48,4 @@ package: ## release build as a tree to copy to a server: PG_CONFIG=...
 clean: ## remove this clone's builds, servers and `make try`
 	@tools/build.sh clean
 
-.PHONY: help setup try psql stop test test-unit test-pg test-regress test-isolation test-client chaos format lint install package clean
+.PHONY: help setup try psql stop test test-unit test-pg test-regress test-isolation test-client test-upgrade chaos format lint install package clean

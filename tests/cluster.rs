@@ -3,8 +3,12 @@
 //! `tools/test.sh` says through the environment which server to test and how to start it; [`Cluster`] does the rest.
 //! The tests of one file share a cluster (a `static LazyLock<Cluster>`), each in a database of its own.
 
+pub mod calls;
+pub mod traffic;
+
 use std::error::Error as _;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -26,6 +30,9 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 /// input, which is the end of this process however it comes.
 pub struct Cluster {
     directory: PathBuf,
+    /// The directory of the server's programs.
+    bin: PathBuf,
+    /// What the server and its programs get of an environment besides.
     environment: Vec<(String, String)>,
     undertaker: Child,
     databases: AtomicU32,
@@ -34,15 +41,49 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a cluster with these settings, each `name=value`, on top of the defaults.
     pub fn start(settings: &[&str]) -> Self {
-        Self::start_in(&[("PGBIN", &environment("PGBIN"))], settings)
+        Self::start_with(environment("PGBIN").into(), &[], settings)
     }
 
-    /// As [`Self::start`], of the server whose programs are in `PGBIN` of this environment, which it and they get.
-    pub fn start_in(environment_of_all: &[(&str, &str)], settings: &[&str]) -> Self {
+    /// As [`Self::start`], with the server whose programs lie in this directory, and this for their environment.
+    pub fn start_with(bin: PathBuf, environment: &[(&str, &str)], settings: &[&str]) -> Self {
         let directory = tempfile::Builder::new().prefix("ir.").tempdir().expect("a directory for the cluster").keep();
+        let cluster = Self::in_directory(directory, bin, environment);
+        cluster.resume(settings);
+        cluster
+    }
+
+    /// A hot standby that streams from this cluster and is called `name` in `synchronous_standby_names`; its settings are
+    /// those of this cluster and these. It lives inside this cluster's directory, hence goes with it.
+    pub fn standby(&self, name: &str, settings: &[&str]) -> Self {
+        let standby = self.sibling(name, self.bin.clone());
+        let data = standby.data();
+        self.run("pg_basebackup", &["-D", &data, "-X", "stream", "-c", "fast"]);
+        // By hand, since what `-R` writes may be more than the libpq understands that the server finds.
+        self.run("touch", &[&format!("{data}/standby.signal")]);
+        let primary =
+            format!("primary_conninfo=user=postgres application_name={name} host='{}'", self.directory.display());
+        standby.resume(&[&[primary.as_str()], settings].concat());
+        standby
+    }
+
+    /// Waits until this standby has replayed what has been committed on the primary so far.
+    pub fn catch_up(&self, primary: &mut Client) {
+        let written = value(primary, "SELECT pg_current_wal_flush_lsn()");
+        wait_until(&mut self.connect(), &format!("SELECT pg_last_wal_replay_lsn() >= '{written}'"));
+    }
+
+    /// A cluster that does not exist yet, in a directory of its own inside this one's.
+    pub fn sibling(&self, name: &str, bin: PathBuf) -> Self {
+        let directory = self.directory.join(name);
+        // Made by the server's user, who has to own it.
+        self.run("mkdir", &["-m", "700", name]);
+        Self::in_directory(directory, bin, &[])
+    }
+
+    fn in_directory(directory: PathBuf, bin: PathBuf, environment: &[(&str, &str)]) -> Self {
         let undertaker = Command::new("sh")
             .args(["-c", "cat; exec \"$0\" stop \"$1\" immediate"])
-            .arg(environment("CLUSTER_SH"))
+            .arg(self::environment("CLUSTER_SH"))
             .arg(&directory)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -50,11 +91,68 @@ impl Cluster {
             .process_group(0)
             .spawn()
             .expect("sh");
-        let environment = environment_of_all.iter().map(|&(name, is)| (name.to_owned(), is.to_owned())).collect();
-        let cluster = Self { directory, environment, undertaker, databases: AtomicU32::new(0) };
-        let started = cluster.script("start").args(settings).output().expect("CLUSTER_SH");
+        let environment = environment.iter().map(|&(name, is)| (name.to_owned(), is.to_owned())).collect();
+        Self { directory, bin, environment, undertaker, databases: AtomicU32::new(0) }
+    }
+
+    /// Starts the server again after it ended, with these settings on top of those that it had.
+    pub fn resume(&self, settings: &[&str]) {
+        let started = self.script("start").args(settings).output().expect("CLUSTER_SH");
         assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
-        cluster
+    }
+
+    /// Stops the server by `pg_ctl -m`: `smart`, `fast` or `immediate`.
+    pub fn stop(&self, mode: &str) {
+        self.run("pg_ctl", &["stop", "-s", "-w", "-m", mode, "-D", &self.data()]);
+    }
+
+    /// Kills the postmaster, which has no chance to tell anybody, and waits for its children to notice.
+    pub fn kill_postmaster(&self) {
+        let postmaster = self.postmaster();
+        let children = children(postmaster);
+        self.kill(postmaster);
+        let start = Instant::now();
+        // Until then they hold the shared memory, and a new postmaster refuses to start.
+        for process in children.into_iter().chain([postmaster]) {
+            while is_running(process) {
+                assert!(start.elapsed() < DEADLINE, "process {process} does not end");
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        // A process that nobody reaps, as in a container, looks alive to a new postmaster.
+        self.run("rm", &["-f", "data/postmaster.pid", ".s.PGSQL.5432.lock"]);
+    }
+
+    /// Kills a process of the server's by SIGKILL.
+    pub fn kill(&self, pid: i32) {
+        self.run("sh", &["-c", &format!("kill -KILL {pid}")]);
+    }
+
+    /// The process id of the postmaster.
+    pub fn postmaster(&self) -> i32 {
+        let file = std::fs::read_to_string(Path::new(&self.data()).join("postmaster.pid")).expect("postmaster.pid");
+        file.lines().next().and_then(|line| line.parse().ok()).expect("a pid")
+    }
+
+    /// A session as soon as the server lets anybody in, after a crash in which this backend ended.
+    pub fn connect_after_crash(&self, database: &str, backend: i32) -> Client {
+        let start = Instant::now();
+        // The old server may still accept a session before it notices, hence the session that knows who is there.
+        loop {
+            let gone = format!("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {backend})");
+            if let Ok(mut client) = self.try_connect_to(database)
+                && simple(&mut client, &gone).is_ok_and(|gone| gone == "t")
+            {
+                return client;
+            }
+            assert!(start.elapsed() < DEADLINE, "the cluster did not come back");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The data directory.
+    pub fn data(&self) -> String {
+        self.directory.join("data").into_os_string().into_string().expect("UTF-8")
     }
 
     /// The directory of the cluster; the server's user owns it, so that programs under [`Self::run`] may write here.
@@ -93,13 +191,7 @@ impl Cluster {
 
     /// As [`Self::connect_to`], where the server may not be ready.
     pub fn try_connect_to(&self, database: &str) -> Result<Client, Error> {
-        Config::new()
-            .host_path(&self.directory)
-            .user("postgres")
-            .dbname(database)
-            // Sessions that wait for each other for good become a failure instead of a test that never ends.
-            .options("-c statement_timeout=60s")
-            .connect(NoTls)
+        try_connect(&self.directory, database)
     }
 
     /// `pg_ctl` with these arguments, such as `restart -m immediate`, on this cluster.
@@ -139,17 +231,73 @@ impl Cluster {
         child.wait_with_output().expect("output")
     }
 
+    /// Starts a program as the server's user, which ends when the value is dropped, or with this process.
+    pub fn start_program(&self, program: &str, arguments: &[&str]) -> Program {
+        let child = self
+            .script("run")
+            .args(["sh", "-c", "\"$@\" & cat >/dev/null; kill $!; wait", "sh", program])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .expect("CLUSTER_SH");
+        Program(child)
+    }
+
     fn script(&self, command: &str) -> Command {
         let mut script = Command::new(environment("CLUSTER_SH"));
-        script.arg(command).arg(&self.directory).envs(self.environment.iter().map(|(name, is)| (name, is)));
+        script.arg(command).arg(&self.directory).env("PGBIN", &self.bin);
+        script.envs(self.environment.iter().map(|(name, is)| (name, is)));
         script
     }
+}
+
+/// A superuser's session in this database of the cluster with its socket in this directory.
+pub fn try_connect(directory: &Path, database: &str) -> Result<Client, Error> {
+    Config::new()
+        .host_path(directory)
+        .user("postgres")
+        .dbname(database)
+        // Sessions that wait for each other for good become a failure instead of a test that never ends.
+        .options("-c statement_timeout=60s")
+        .connect(NoTls)
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
         drop(self.undertaker.stdin.take());
         let _ = self.undertaker.wait();
+    }
+}
+
+/// State and parent of a process, if there is one.
+fn process(pid: i32) -> Option<(char, i32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before it may contain anything.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// Whether this process is there and not merely waiting to be reaped.
+fn is_running(pid: i32) -> bool {
+    process(pid).is_some_and(|(state, _)| !['Z', 'X'].contains(&state))
+}
+
+/// The processes whose parent is this one.
+fn children(parent: i32) -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc").expect("/proc");
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(|&pid| process(pid).is_some_and(|(_, of)| of == parent)).collect()
+}
+
+/// A program that runs beside a cluster.
+pub struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
     }
 }
 
@@ -205,6 +353,23 @@ pub fn contents(client: &mut Client) -> String {
              || (SELECT coalesce(string_agg(m::text, E'\\n' ORDER BY m.subscriber, m.message_id), '')
                    FROM processed_message AS m)",
     )
+}
+
+/// Proves that tables and indexes of the extension are sound, and agree with each other.
+pub fn assert_sound(client: &mut Client) {
+    let available = value(client, "SELECT count(*) FROM pg_available_extensions WHERE name = 'amcheck'");
+    assert_eq!(available, "1", "this server was packaged without amcheck");
+    client.batch_execute("CREATE EXTENSION IF NOT EXISTS amcheck").expect("amcheck");
+    let tables =
+        "ARRAY['account', 'request_result', 'processed_message', 'accepted_version', 'operation_policy']::regclass[]";
+    // An index that disagrees is an error.
+    let indexes = format!(
+        "SELECT count(*) > 5 FROM pg_index, bt_index_check(indexrelid, heapallindexed => true)
+          WHERE indrelid = ANY ({tables})"
+    );
+    assert_eq!(value(client, &indexes), "t");
+    let heap = format!("SELECT count(*) FROM unnest({tables}) AS t (oid), verify_heapam(oid)");
+    assert_eq!(value(client, &heap), "0");
 }
 
 /// The error's SQLSTATE; `closed` if it is the end of the connection.
@@ -283,4 +448,48 @@ pub fn in_background(mut client: Client, sql: String) -> Background {
         let result = simple(&mut client, &sql);
         (client, result)
     })
+}
+
+/// A client that speaks just enough of the protocol to hang up in mid-sentence, which no driver does on request.
+pub struct RudeClient(UnixStream);
+
+impl RudeClient {
+    /// A session in this database of the cluster with its socket in this directory.
+    pub fn connect(directory: &Path, database: &str) -> Self {
+        let mut stream = UnixStream::connect(directory.join(".s.PGSQL.5432")).expect("the socket");
+        let parameters = format!("\0\x03\0\0user\0postgres\0database\0{database}\0\0");
+        stream
+            .write_all(&u32::try_from(parameters.len() + 4).expect("a short message").to_be_bytes())
+            .expect("a socket that is open");
+        stream.write_all(parameters.as_bytes()).expect("a socket that is open");
+        let mut client = Self(stream);
+        client.read_until_ready();
+        client
+    }
+
+    /// Sends a query string.
+    pub fn send(&mut self, sql: &str) {
+        self.0.write_all(b"Q").expect("a socket that is open");
+        self.0
+            .write_all(&u32::try_from(sql.len() + 5).expect("a short message").to_be_bytes())
+            .expect("a socket that is open");
+        self.0.write_all(sql.as_bytes()).expect("a socket that is open");
+        self.0.write_all(b"\0").expect("a socket that is open");
+    }
+
+    /// Reads until the server waits for the next query; an error is the test's failure.
+    pub fn read_until_ready(&mut self) {
+        loop {
+            let mut header = [0; 5];
+            self.0.read_exact(&mut header).expect("a message");
+            let length = u32::from_be_bytes(header[1..].try_into().expect("four bytes")) as usize - 4;
+            let mut body = vec![0; length];
+            self.0.read_exact(&mut body).expect("its body");
+            match header[0] {
+                b'E' => panic!("{}", String::from_utf8_lossy(&body)),
+                b'Z' => return,
+                _ => (),
+            }
+        }
+    }
 }

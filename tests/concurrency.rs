@@ -2,15 +2,11 @@
 //! waits for the other.
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::LazyLock;
-use std::time::Instant;
 
 use client_tests::{
-    Background, Cluster, DEADLINE, balance, contents, debit, debit_in_background, in_background, outcome, pid, report,
-    simple, value, wait_until, wait_until_blocked, wait_until_blocked_count, wait_until_gone,
+    Background, Cluster, RudeClient, balance, contents, debit, debit_in_background, in_background, outcome, pid,
+    report, simple, value, wait_until, wait_until_blocked, wait_until_blocked_count, wait_until_gone,
 };
 use postgres::Client;
 
@@ -264,63 +260,12 @@ fn a_key_held_by_a_killed_server_process_is_free_at_once_after_the_restart() {
     cluster.run("sh", &["-c", &format!("kill -KILL {backend}")]);
     assert_eq!(outcome(simple(&mut holder, "SELECT 1")), "closed");
 
-    let start = Instant::now();
-    // The old server may still accept a session before it notices, hence the session that knows when it started.
-    let mut client = loop {
-        let ready =
-            cluster.try_connect_to(&database).ok().filter(|client| !client.is_closed()).and_then(|mut client| {
-                simple(&mut client, &format!("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {backend})"))
-                    .is_ok_and(|gone| gone == "t")
-                    .then_some(client)
-            });
-        if let Some(client) = ready {
-            break client;
-        }
-        assert!(start.elapsed() < DEADLINE, "the cluster did not come back");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    };
+    let mut client = cluster.connect_after_crash(&database, backend);
     // No lease has to run out first.
     client.batch_execute("SET statement_timeout = '2s'").unwrap();
     assert_eq!(debit(&mut client, 1, "key", 300).unwrap(), r#"{"balance": 600}"#);
     assert_eq!(debit(&mut client, 1, "committed", 100).unwrap(), r#"{"balance": 900}"#);
     assert_eq!(balance(&mut client, 1), 600);
-}
-
-/// A client that speaks just enough of the protocol to hang up in mid-sentence, which no driver does on request.
-struct RudeClient(UnixStream);
-
-impl RudeClient {
-    fn connect(directory: &Path, database: &str) -> Self {
-        let mut stream = UnixStream::connect(directory.join(".s.PGSQL.5432")).expect("the socket");
-        let parameters = format!("\0\x03\0\0user\0postgres\0database\0{database}\0\0");
-        stream.write_all(&u32::try_from(parameters.len() + 4).unwrap().to_be_bytes()).unwrap();
-        stream.write_all(parameters.as_bytes()).unwrap();
-        let mut client = Self(stream);
-        client.read_until_ready();
-        client
-    }
-
-    fn send(&mut self, sql: &str) {
-        self.0.write_all(b"Q").unwrap();
-        self.0.write_all(&u32::try_from(sql.len() + 5).unwrap().to_be_bytes()).unwrap();
-        self.0.write_all(sql.as_bytes()).unwrap();
-        self.0.write_all(b"\0").unwrap();
-    }
-
-    fn read_until_ready(&mut self) {
-        loop {
-            let mut header = [0; 5];
-            self.0.read_exact(&mut header).expect("a message");
-            let length = u32::from_be_bytes(header[1..].try_into().unwrap()) as usize - 4;
-            let mut body = vec![0; length];
-            self.0.read_exact(&mut body).expect("its body");
-            match header[0] {
-                b'E' => panic!("{}", String::from_utf8_lossy(&body)),
-                b'Z' => return,
-                _ => (),
-            }
-        }
-    }
 }
 
 /// A client that debits, says this as its last words, and hangs up without waiting for the answer.

@@ -343,3 +343,102 @@ fn a_restored_dump_refuses_what_was_purged_before_it_and_executes_again_what_cam
         assert_eq!(value(&mut client, late), r#"{"balance": 600}"#);
     }
 }
+
+#[test]
+fn a_parallel_dump_restored_in_three_sections_keeps_every_key() {
+    let (source, expected) = source(ODD_SCHEMA);
+    let target = CLUSTER.empty_database("");
+    let file = CLUSTER.directory().join(format!("{target}.directory")).into_os_string().into_string().unwrap();
+    CLUSTER.run("pg_dump", &["--format=directory", "--jobs=3", "--file", &file, &source]);
+    for options in [&["--section=pre-data", "--jobs=3"][..], &["--section=data"], &["--section=post-data", "--jobs=3"]]
+    {
+        CLUSTER.run("pg_restore", &[options, &["--exit-on-error", "--dbname", &target, &file]].concat());
+    }
+    assert_restored(&target, ODD_SCHEMA, &expected);
+}
+
+/// A database with the extension in the schema `other`, and nothing in it.
+fn other_schema() -> String {
+    let target = CLUSTER.empty_database("");
+    CLUSTER
+        .connect_to(&target)
+        .batch_execute("CREATE SCHEMA other; CREATE EXTENSION idempotency_record SCHEMA other")
+        .unwrap();
+    target
+}
+
+fn dump(source: &str, options: &[&str]) -> String {
+    let file = CLUSTER.directory().join(format!("{source}.other")).into_os_string().into_string().unwrap();
+    CLUSTER.run("pg_dump", &[options, &["--file", &file, source]].concat());
+    file
+}
+
+const NOTHING: &str = "\n--\n\n--\n\n--\n\n--\n";
+
+// The dump says CREATE EXTENSION IF NOT EXISTS, which does nothing there, and then names the schema of the source.
+#[test]
+fn a_full_dump_does_not_restore_where_the_extension_is_in_another_schema_and_says_so() {
+    let (source, _) = source("public");
+    let plain = dump(&source, &[]);
+    let target = other_schema();
+    let restored = CLUSTER.run_with_input("psql", &["-Xq", "-v", "ON_ERROR_STOP=1", "-f", &plain, &target], "");
+    assert!(!restored.status.success());
+    assert_eq!(everything(&mut session(&target, "other")), NOTHING);
+
+    let custom = dump(&source, &["--format=custom"]);
+    let target = other_schema();
+    let restored = CLUSTER.run_with_input("pg_restore", &["--dbname", &target, &custom], "");
+    assert!(!restored.status.success());
+    assert_eq!(everything(&mut session(&target, "other")), NOTHING);
+}
+
+#[test]
+fn a_data_only_dump_keeps_every_key_in_another_schema_that_has_the_name_of_the_old_one_meanwhile() {
+    let (source, expected) = source("public");
+    for options in [&["--data-only"][..], &["--data-only", "--format=custom"]] {
+        let file = dump(&source, options);
+        let target = other_schema();
+        let mut client = CLUSTER.connect_to(&target);
+        // A session that knows the old name goes on with the new one.
+        client.batch_execute("SELECT other.purge_expired_keys('1 day')").unwrap();
+        client.batch_execute("ALTER SCHEMA public RENAME TO aside; ALTER SCHEMA other RENAME TO public").unwrap();
+        if options.len() == 1 {
+            CLUSTER.run("psql", &["-Xq", "-v", "ON_ERROR_STOP=1", "-f", &file, &target]);
+        } else {
+            CLUSTER.run("pg_restore", &["--exit-on-error", "--dbname", &target, &file]);
+        }
+        client.batch_execute("ALTER SCHEMA public RENAME TO other; ALTER SCHEMA aside RENAME TO public").unwrap();
+        assert_eq!(value(&mut client, "SELECT other.purge_expired_keys('1000 years')"), "0");
+        let key = "SELECT other.debit_once(2, E'key\\t\\\\N''\u{20ac}', 100)";
+        assert_eq!(value(&mut client, key), r#"{"balance": 900}"#);
+        assert_restored(&target, "other", &expected);
+    }
+}
+
+#[test]
+fn a_data_only_dump_whose_schema_was_rewritten_keeps_every_key() {
+    let (source, expected) = source("public");
+    let sql = CLUSTER.run("pg_dump", &["--data-only", &source]);
+    // Data begins with a number, or with the name of a subscriber or an operation, of which none looks like this.
+    let rewritten = sql.replace("\nCOPY public.", "\nCOPY other.");
+    assert_ne!(rewritten, sql);
+    let target = other_schema();
+    let file = CLUSTER.directory().join(format!("{target}.rewritten"));
+    std::fs::write(&file, rewritten).unwrap();
+    CLUSTER.run("psql", &["-Xq", "-v", "ON_ERROR_STOP=1", "-f", file.to_str().unwrap(), &target]);
+    assert_restored(&target, "other", &expected);
+}
+
+#[test]
+fn a_restored_extension_moves_by_renaming_its_schema_and_in_no_other_way() {
+    let (source, expected) = source("once");
+    let target = CLUSTER.empty_database("");
+    let file = dump(&source, &[]);
+    CLUSTER.run("psql", &["-Xq", "-v", "ON_ERROR_STOP=1", "-f", &file, &target]);
+    let mut client = session(&target, "once");
+    let moved = simple(&mut client, "ALTER EXTENSION idempotency_record SET SCHEMA public; SELECT 'moved'");
+    assert_eq!(outcome(moved), "0A000");
+    assert_eq!(everything(&mut client), expected);
+    client.batch_execute("ALTER SCHEMA once RENAME TO other").unwrap();
+    assert_restored(&target, "other", &expected);
+}

@@ -27,8 +27,8 @@ fn a_job_of_pg_cron_purges_in_batches() {
     let ways = [["cron.use_background_workers=off", "cron.host="], ["cron.use_background_workers=on", "cron.host="]];
     let clusters = ways.map(|way| {
         // pg_cron is linked with libpq.
-        let environment = [("PGBIN", bin.to_str().unwrap()), ("LD_LIBRARY_PATH", lib.to_str().unwrap())];
-        Cluster::start_in(&environment, &[&settings[..], &way].concat())
+        let environment = [("LD_LIBRARY_PATH", lib.to_str().unwrap())];
+        Cluster::start_with(bin.clone(), &environment, &[&settings[..], &way].concat())
     });
     let start = Instant::now();
     for mut client in clusters.iter().map(Cluster::connect) {

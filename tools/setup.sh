@@ -199,7 +199,7 @@ example_packages() {
 # Debian's pg_cron, for the one major that Debian 12 has it for. It is not installed: its test takes the files.
 PG_CRON_MAJOR=15 PG_CRON=$CACHE/pg_cron-15
 install_pg_cron() {
-    [ ! -d "$PG_CRON" ] || return 0
+    if [[ " $MAJORS " != *" $PG_CRON_MAJOR "* ]] || [ -d "$PG_CRON" ]; then return 0; fi
     say "downloading pg_cron"
     mkdir "$TEMPORARY/pg_cron"
     local download=(env -C "$TEMPORARY/pg_cron" apt-get download -qq "postgresql-$PG_CRON_MAJOR-cron")
@@ -209,6 +209,31 @@ install_pg_cron() {
     else
         say "postgresql-$PG_CRON_MAJOR-cron could not be downloaded from Debian: its test will fail"
     fi
+}
+
+# PgBouncer, for one of the client tests: unpacked and not installed, since installing Debian's package starts a service.
+pgbouncer() { if [ -x /usr/sbin/pgbouncer ]; then echo /usr/sbin/pgbouncer; else echo "$CACHE/pgbouncer/pgbouncer"; fi; }
+
+install_pgbouncer() {
+    local packages="pgbouncer libc-ares2 libevent-2.1-7" directory=$TEMPORARY/pgbouncer package
+    [ ! -x "$(pgbouncer)" ] || return 0
+    say "downloading PgBouncer"
+    mkdir "$directory"
+    chmod 777 "$directory" # apt downloads as a user of its own
+    download() { (cd "$directory" && apt-get download -q $packages) >/dev/null 2>&1; }
+    download || { [ "$(id -u)" = 0 ] && apt-get update -q >/dev/null && download; } ||
+        die "PgBouncer could not be downloaded. Run this, then try again:
+  sudo apt-get install -y pgbouncer        or sudo apt-get update, if apt knows no packages"
+    chmod 755 "$directory"
+    for package in "$directory"/*.deb; do dpkg-deb -x "$package" "$directory"; done
+    cat >"$directory/pgbouncer" <<'END'
+#!/bin/sh
+here=$(dirname "$0")
+LD_LIBRARY_PATH=$(echo "$here"/usr/lib/*-linux-gnu*) exec "$here/usr/sbin/pgbouncer" "$@"
+END
+    chmod 755 "$directory/pgbouncer"
+    rm -rf "$CACHE/pgbouncer" "$directory"/*.deb
+    mv "$directory" "$CACHE/pgbouncer"
 }
 
 # What belongs to clones that are gone.
@@ -221,7 +246,8 @@ forget_clones() {
     done
 }
 
-setup() {
+setup() { # setup [install_...]: what everything needs, and these
+    local extra
     install_packages
     choose_rust
     # One set-up at a time; the lock is gone with this subshell.
@@ -242,7 +268,7 @@ setup() {
         if [ -z "${PG_CONFIG:-}" ]; then
             for major in $MAJORS; do install_server "$major"; done
         fi
-        case " $MAJORS " in *" $PG_CRON_MAJOR "*) install_pg_cron ;; esac
+        for extra in "$@"; do "$extra"; done
     )
 }
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # The tests, a rung a line, on every major that is asked for (PG="14 18", default all; or PG_CONFIG).
 #
-#   test.sh [unit] [pg] [regress] [isolation] [client]      default: all of them
+#   test.sh [unit] [pg] [regress] [isolation] [client] [upgrade]      default: all of them
 #
 #   unit       plain #[test]s under src/, no server; once, built for the newest major
 #   pg         #[pg_test]s, inside a server
 #   regress    tests/pg_regress: SQL and what it must print, run by PostgreSQL's own pg_regress
 #   isolation  tests/isolation: several sessions, run by PostgreSQL's own pg_isolation_regress
 #   client     tests/*.rs and chaos/tests: programs that start clusters of their own (see tests/cluster.rs)
+#   upgrade    tests/pg_upgrade.rs: pg_upgrade to the newest of these majors from each of the others; once
 #
 # Full logs are in target/test-log. The last line is the sum: N passed, N failed, N skipped.
 # shellcheck source=tools/build.sh
@@ -78,17 +79,17 @@ cargo_rung() {
 }
 
 # build MAJOR [test]: makes this clone's server carry the build that the next rung needs.
-BUILT=
+declare -A BUILT=()
 build() {
     local log=$LOGS/$1-build.log
-    [ "$BUILT" != "$*" ] || return 0
+    [ "${BUILT[$1]:-}" != "$*" ] || return 0
     STARTED=$SECONDS
     : >"$log"
     if logged "$log" build_and_install "$@"; then
-        BUILT="$*"
+        BUILT[$1]="$*"
         printf 'PostgreSQL %-3s %-42s %5d s\n' "$1" "build${2:+ with #[pg_test]s}" $((SECONDS - STARTED))
     else
-        BUILT=
+        BUILT[$1]=
         report "$1" build 0 1 0 "$log"
         return 1
     fi
@@ -170,16 +171,36 @@ client() {
     readarray -t packages < <([ -z "$EXAMPLES" ] || echo "$EXAMPLES")
     # The test of pg_cron is ignored, hence counted as skipped, but where there is a pg_cron.
     if [ "$1" = "$PG_CRON_MAJOR" ]; then arguments=(-- --include-ignored); fi
-    PGBIN=$("$(clone_pg_config "$1")" --bindir) PG_MAJOR=$1 CLUSTER_SH=$ROOT/tools/cluster.sh PG_CRON=$PG_CRON TMPDIR=$WORK/t \
+    PGBIN=$("$(clone_pg_config "$1")" --bindir) PG_MAJOR=$1 CLUSTER_SH=$ROOT/tools/cluster.sh PG_CRON=$PG_CRON PGBOUNCER=$(pgbouncer) TMPDIR=$WORK/t \
         cargo_rung "$1" client env "${packages[@]}" timeout $LIMIT cargo test -p client_tests -p chaos --no-fail-fast "${arguments[@]}"
 }
 
+# upgrade NEWEST: a run for one major has nothing to upgrade from.
+upgrade() {
+    local major older=()
+    for major in $MAJORS; do
+        [ "$major" != "$1" ] || continue
+        build "$major" || return 0
+        older+=("$major=$("$(clone_pg_config "$major")" --bindir)")
+    done
+    if [ ${#older[@]} = 0 ]; then
+        SKIPPED=$((SKIPPED + 1))
+        printf 'PostgreSQL %-3s %-10s skipped: no older major to upgrade from in this run\n' "$1" upgrade
+        return 0
+    fi
+    build "$1" || return 0
+    mkdir -p "$WORK/t"
+    chmod 755 "$WORK/t"
+    PGBIN=$("$(clone_pg_config "$1")" --bindir) PG_MAJOR=$1 OLDER_SERVERS="${older[*]}" CLUSTER_SH=$ROOT/tools/cluster.sh \
+        TMPDIR=$WORK/t cargo_rung "$1" upgrade timeout $LIMIT cargo test -p client_tests --test pg_upgrade
+}
+
 mkdir -p "$LOGS"
-rungs=" ${*:-unit pg regress isolation client} "
+rungs=" ${*:-unit pg regress isolation client upgrade} "
 for rung in $rungs; do
-    case $rung in unit | pg | regress | isolation | client) ;; *) die "no such rung: $rung" ;; esac
+    case $rung in unit | pg | regress | isolation | client | upgrade) ;; *) die "no such rung: $rung" ;; esac
 done
-setup
+if [[ $rungs = *" client "* ]]; then setup install_pgbouncer install_pg_cron; else setup; fi
 newest=${MAJORS##* }
 plant_seed
 if [[ $rungs = *" unit "* ]]; then
@@ -192,5 +213,6 @@ for major in $MAJORS; do
     done
     save_seed
 done
+if [[ $rungs = *" upgrade "* ]]; then upgrade "$newest"; fi
 echo "$PASSED passed, $FAILED failed, $SKIPPED skipped"
 [ "$FAILED" = 0 ]
