@@ -336,6 +336,13 @@ pub fn value(client: &mut Client, sql: &str) -> String {
     simple(client, sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"))
 }
 
+/// Changes or deletes records by hand, which the extension's triggers refuse: as logical replication does, and as a superuser
+/// can who means it. For records that have to be old, or gone.
+pub fn tamper(client: &mut Client, sql: &str) {
+    let sql = format!("SET session_replication_role = replica; {sql}; RESET session_replication_role");
+    client.batch_execute(&sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+}
+
 /// The balance of an account.
 pub fn balance(client: &mut Client, account: i64) -> i64 {
     client.query_one("SELECT balance FROM account WHERE account_id = $1", &[&account]).expect("an account").get(0)

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use client_tests::{
     Background, Cluster, RudeClient, balance, contents, debit, debit_in_background, in_background, outcome, pid,
-    report, simple, value, wait_until, wait_until_blocked, wait_until_blocked_count, wait_until_gone,
+    report, simple, tamper, value, wait_until, wait_until_blocked, wait_until_blocked_count, wait_until_gone,
 };
 use postgres::Client;
 
@@ -453,7 +453,7 @@ fn no_lock_outlives_the_transaction_and_none_of_them_is_an_advisory_lock() {
 fn a_purge_neither_waits_for_a_running_debit_nor_blocks_debit_and_replay() {
     let (database, mut observer) = database();
     debit(&mut observer, 1, "old", 1).unwrap();
-    observer.batch_execute("UPDATE request_result SET created_at = '2001-01-01'").unwrap();
+    tamper(&mut observer, "UPDATE request_result SET created_at = '2001-01-01'");
 
     let mut holder = CLUSTER.connect_to(&database);
     holder.batch_execute("BEGIN").unwrap();
@@ -540,7 +540,7 @@ fn twenty_sessions_with_overlapping_messages_in_any_order_apply_each_once_withou
     // Message i is for account i % 10; a session delivers about two thirds of the 200, in an order of its own.
     observer
         .batch_execute(
-            "TRUNCATE account CASCADE;
+            "DELETE FROM account;
              INSERT INTO account SELECT i, 0 FROM generate_series(0, 9) AS i;
              CREATE FUNCTION id(i int) RETURNS uuid LANGUAGE sql IMMUTABLE AS 'SELECT md5(i::text)::uuid';
              CREATE FUNCTION deliver(session int) RETURNS text LANGUAGE plpgsql AS $$

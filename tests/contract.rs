@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use client_tests::{Cluster, balance, contents, debit, outcome, query, report, simple, sqlstate, value};
+use client_tests::{Cluster, balance, contents, debit, outcome, query, report, simple, sqlstate, tamper, value};
 use postgres::types::ToSql;
 use postgres::{Client, Error, Statement};
 
@@ -161,7 +161,7 @@ fn a_missing_key_or_a_missing_or_non_positive_amount_is_refused_and_keeps_nothin
         // A known key earns no other answer than an unknown one.
         caller.debit(&mut client, account, "key", 1).unwrap();
         assert_eq!(outcome(caller.debit(&mut client, account, "key", 0)), "22023");
-        client.batch_execute("DELETE FROM request_result; UPDATE account SET balance = 1000").unwrap();
+        tamper(&mut client, "DELETE FROM request_result; UPDATE account SET balance = 1000");
     }
 }
 
@@ -246,7 +246,7 @@ fn a_rollback_takes_effect_and_record_together_and_frees_the_key() {
         assert_eq!(contents(&mut client), before);
         // Another amount would be a mismatch if anything had been kept, in a table or in this session.
         assert_eq!(caller.debit(&mut client, account, "key", 1).unwrap(), r#"{"balance": 999}"#);
-        client.batch_execute("DELETE FROM request_result; UPDATE account SET balance = 1000").unwrap();
+        tamper(&mut client, "DELETE FROM request_result; UPDATE account SET balance = 1000");
     }
 }
 
@@ -437,9 +437,10 @@ fn a_purge_deletes_what_is_older_than_the_retention_and_says_how_many() {
     for key in ["0", "1", "2", "3"] {
         debit(&mut client, 1, key, 1).unwrap();
     }
-    client
-        .batch_execute("UPDATE request_result SET created_at = clock_timestamp() - request_key::int * interval '1 day'")
-        .unwrap();
+    tamper(
+        &mut client,
+        "UPDATE request_result SET created_at = clock_timestamp() - request_key::int * interval '1 day'",
+    );
     for (retention, deleted, left) in [
         ("4 days", "0", "0,1,2,3"),
         ("80 hours", "0", "0,1,2,3"),
@@ -461,7 +462,7 @@ fn a_purge_deletes_what_is_older_than_the_retention_and_says_how_many() {
 fn a_purge_with_a_missing_or_negative_retention_is_refused_and_deletes_nothing() {
     let (_, mut client) = session();
     debit(&mut client, 1, "key", 1).unwrap();
-    client.batch_execute("UPDATE request_result SET created_at = '2001-01-01'").unwrap();
+    tamper(&mut client, "UPDATE request_result SET created_at = '2001-01-01'");
     let before = contents(&mut client);
     for retention in ["NULL", "'-1 microsecond'", "'-1 day'", "'-100 years'", "'1 day -25 hours'", "'-1 month 29 days'"]
     {

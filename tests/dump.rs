@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use client_tests::{Cluster, balance, contents, debit, outcome, simple, value};
+use client_tests::{Cluster, balance, contents, debit, outcome, simple, tamper, value};
 use postgres::Client;
 
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&[]));
@@ -84,7 +84,9 @@ fn source(schema: &str) -> (String, String) {
         .batch_execute(
             "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 500) AS i;
              SELECT count(debit_once(i, E'key\\t\\\\N''\u{20ac}', 100)) FROM generate_series(1, 500) AS i;
+             SET session_replication_role = replica; -- lets a record be changed by hand
              UPDATE request_result SET created_at = '2001-02-03 04:05:06.789012+00' WHERE account_id = 1;
+             RESET session_replication_role;
              INSERT INTO processed_message (subscriber, message_id, account_id)
              SELECT 'billing', md5(i::text)::uuid, i FROM generate_series(1, 500) AS i;
              INSERT INTO operation_policy VALUES
@@ -292,12 +294,11 @@ fn a_restored_dump_refuses_what_was_purged_before_it_and_executes_again_what_cam
     let message_id = value(&mut client, message_id);
     let applied = format!("SELECT apply_message_once('billing', '{message_id}', 1, -100)");
     assert_eq!(value(&mut client, &applied), "800");
-    client
-        .batch_execute(
-            "UPDATE request_result SET created_at = created_at - interval '2 days';
-             UPDATE processed_message SET created_at = created_at - interval '4 days'",
-        )
-        .unwrap();
+    tamper(
+        &mut client,
+        "UPDATE request_result SET created_at = created_at - interval '2 days';
+         UPDATE processed_message SET created_at = created_at - interval '4 days'",
+    );
     assert_eq!(value(&mut client, "CALL purge()"), "2");
     assert_eq!(value(&mut client, "SELECT debit_once(1, 'kept', 100)"), r#"{"balance": 700}"#);
     let state = "SELECT string_agg(format('%s %s %s', kind, name, purged_before), ', ' ORDER BY kind, name)
@@ -332,11 +333,10 @@ fn a_restored_dump_refuses_what_was_purged_before_it_and_executes_again_what_cam
         assert_eq!(value(&mut client, late_undated), r#"{"balance": 500}"#);
         assert_eq!(value(&mut client, late), r#"{"balance": 600}"#);
         // The next purge begins at the beginning, and leaves the fence where it was or later.
-        client
-            .batch_execute(
-                "UPDATE request_result SET created_at = created_at - interval '2 days' WHERE request_key = 'kept'",
-            )
-            .unwrap();
+        tamper(
+            &mut client,
+            "UPDATE request_result SET created_at = created_at - interval '2 days' WHERE request_key = 'kept'",
+        );
         assert_eq!(value(&mut client, "CALL purge()"), "1");
         assert_eq!(outcome(simple(&mut client, kept)), "22023");
         assert_eq!(outcome(simple(&mut client, purged)), "22023");

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use client_tests::{Cluster, balance, debit, outcome, query, report, value};
+use client_tests::{Cluster, balance, debit, outcome, query, report, tamper, value};
 use postgres::Client;
 use postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
 
@@ -183,13 +183,12 @@ fn a_mismatch_in_a_field_named_beyond_ascii_is_refused_as_a_mismatch() {
         let mut client = CLUSTER.connect_to(&database);
         debit(&mut client, 1, "key", 100).unwrap();
         // A field that no version of the operation has, as after a repair by hand.
-        client
-            .batch_execute(&format!(
-                "SET client_encoding = '{encoding}';
-                 UPDATE request_result
-                    SET request = jsonb_build_object(convert_from('\\xe9', getdatabaseencoding()), 1, 'amount', 100)"
-            ))
-            .unwrap();
+        client.batch_execute(&format!("SET client_encoding = '{encoding}'")).unwrap();
+        tamper(
+            &mut client,
+            "UPDATE request_result
+                SET request = jsonb_build_object(convert_from('\\xe9', getdatabaseencoding()), 1, 'amount', 100)",
+        );
         let error = debit(&mut client, 1, "key", 100).expect_err("a mismatch");
         assert_eq!(error.code().map(|code| code.code()), Some("22023"), "{encoding}: {error}");
     }

@@ -128,7 +128,7 @@ fn a_replay_waits_for_no_row_lock_and_no_writer() {
     for lock in [
         "SELECT FROM account FOR UPDATE",
         "SELECT FROM request_result FOR UPDATE",
-        "UPDATE account SET balance = 0; DELETE FROM request_result",
+        "UPDATE account SET balance = 0; SET LOCAL session_replication_role = replica; DELETE FROM request_result",
         // Everything but DDL.
         "LOCK TABLE account, request_result IN EXCLUSIVE MODE",
     ] {

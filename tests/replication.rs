@@ -3,7 +3,7 @@
 
 use client_tests::calls;
 use client_tests::traffic::{ACCOUNTS, Traffic};
-use client_tests::{Cluster, assert_sound, balance, debit, outcome, value, wait_until};
+use client_tests::{Cluster, assert_sound, balance, debit, outcome, tamper, value, wait_until};
 use postgres::Client;
 
 /// A publisher's database with the extension, which publishes its tables, and the subscriber's, which has it too.
@@ -104,7 +104,7 @@ fn what_was_executed_before_and_after_the_subscription_replays_after_the_switch_
     source.batch_execute("SAVEPOINT s").unwrap();
     debit(&mut source, 8, "undone", 1).unwrap();
     source.batch_execute("ROLLBACK TO SAVEPOINT s; COMMIT").unwrap();
-    source.batch_execute("UPDATE request_result SET created_at = '2001-01-01' WHERE request_key = 'before 7'").unwrap();
+    tamper(&mut source, "UPDATE request_result SET created_at = '2001-01-01' WHERE request_key = 'before 7'");
     assert_eq!(value(&mut source, "SELECT purge_expired_keys('1 year')"), "1");
     source.batch_execute("UPDATE account SET balance = 1000 WHERE account_id = 8").unwrap();
     calls::assert_execute(&mut source);

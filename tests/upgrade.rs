@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use client_tests::{
-    Cluster, DEADLINE, balance, contents, debit, environment, in_background, outcome, pid, query, simple, value,
-    wait_until_blocked,
+    Cluster, DEADLINE, balance, contents, debit, environment, in_background, outcome, pid, query, simple, tamper,
+    value, wait_until_blocked,
 };
 use postgres::Client;
 
@@ -310,7 +310,7 @@ fn the_new_library_keeps_the_contract_on_the_objects_of_every_released_version()
         holder.batch_execute("COMMIT").unwrap();
         assert_eq!(outcome(waiting.join().expect("no panic").1), r#"done: {"balance": 800}"#);
 
-        client.batch_execute("UPDATE request_result SET created_at = '2001-01-01' WHERE request_key = 'key'").unwrap();
+        tamper(&mut client, "UPDATE request_result SET created_at = '2001-01-01' WHERE request_key = 'key'");
         assert_eq!(outcome(query(&mut client, "SELECT purge_expired_keys('-1 day')::text", &[])), "22023");
         assert_eq!(value(&mut client, "SELECT purge_expired_keys('1 year')"), "1");
         assert_eq!(debit(&mut client, 1, "key", 700).unwrap(), r#"{"balance": 100}"#);
