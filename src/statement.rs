@@ -515,7 +515,8 @@ pub static ACCEPT_VERSION: Statement = Statement {
 pub static FIND_CUTOFF: Statement = Statement {
     text: "SELECT CASE WHEN $1 OPERATOR(pg_catalog.>=) pg_catalog.make_interval()
                         AND cutoff OPERATOR(pg_catalog.<=) now THEN cutoff END,
-                  cutoff OPERATOR(pg_catalog.>) (now OPERATOR(pg_catalog.-) $2)
+                  CASE WHEN $1 OPERATOR(pg_catalog.>=) pg_catalog.make_interval()
+                       THEN cutoff OPERATOR(pg_catalog.>) (now OPERATOR(pg_catalog.-) $2) END
              FROM (SELECT now, now OPERATOR(pg_catalog.-) $1 AS cutoff
                      FROM (SELECT pg_catalog.clock_timestamp() AS now OFFSET 0) AS clock) AS reading",
     parameters: &[PgBuiltInOids::INTERVALOID, PgBuiltInOids::INTERVALOID],
