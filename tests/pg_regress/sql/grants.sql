@@ -41,12 +41,20 @@ SELECT outcome('1', '{}') AS works, outcome($$debit_once(1, 'k', 1)$$, '{}') AS 
 CREATE TABLE needs (id int GENERATED ALWAYS AS IDENTITY, what text, call text, grants text[]);
 INSERT INTO needs (what, call, grants)
 SELECT what, call, ('EXECUTE ON FUNCTION ' || function) || ARRAY['SELECT ON account', 'UPDATE ON account', 'SELECT ON request_result', 'INSERT ON request_result']
-  FROM (VALUES ('debit', $$debit_once(1, 'new', 1)$$, 'debit_once'),
-               ('debit, outcome', $$count(*) FROM debit_once_outcome(1, 'new', 1)$$, 'debit_once_outcome'),
-               ('credit', $$credit_once(1, 'new', 1)$$, 'credit_once'),
-               ('credit, outcome', $$count(*) FROM credit_once_outcome(1, 'new', 1)$$, 'credit_once_outcome'),
-               ('run', $$run_once(1, 'run:v1', 'new', '{}', 'handler(bigint, jsonb)')$$, 'run_once'),
-               ('run, outcome', $$count(*) FROM run_once_outcome(1, 'run:v1', 'new', '{}', 'handler(bigint, jsonb)')$$, 'run_once_outcome'),
+  FROM (VALUES ('debit', $$debit_once(1, 'new', 1)$$, 'debit_once(bigint, text, bigint)'),
+               ('debit, outcome', $$count(*) FROM debit_once_outcome(1, 'new', 1)$$, 'debit_once_outcome(bigint, text, bigint)'),
+               ('credit', $$credit_once(1, 'new', 1)$$, 'credit_once(bigint, text, bigint)'),
+               ('credit, outcome', $$count(*) FROM credit_once_outcome(1, 'new', 1)$$, 'credit_once_outcome(bigint, text, bigint)'),
+               ('run', $$run_once(1, 'run:v1', 'new', '{}', 'handler(bigint, jsonb)')$$, 'run_once(bigint, text, text, jsonb, regprocedure)'),
+               ('run, outcome', $$count(*) FROM run_once_outcome(1, 'run:v1', 'new', '{}', 'handler(bigint, jsonb)')$$,
+                'run_once_outcome(bigint, text, text, jsonb, regprocedure)'),
+               ('debit, dated', $$debit_once(1, 'new', 1, now())$$, 'debit_once(bigint, text, bigint, timestamptz)'),
+               ('debit, outcome, dated', $$count(*) FROM debit_once_outcome(1, 'new', 1, now())$$, 'debit_once_outcome(bigint, text, bigint, timestamptz)'),
+               ('credit, dated', $$credit_once(1, 'new', 1, now())$$, 'credit_once(bigint, text, bigint, timestamptz)'),
+               ('credit, outcome, dated', $$count(*) FROM credit_once_outcome(1, 'new', 1, now())$$, 'credit_once_outcome(bigint, text, bigint, timestamptz)'),
+               ('run, dated', $$run_once(1, 'run:v1', 'new', '{}', 'handler(bigint, jsonb)', now())$$, 'run_once(bigint, text, text, jsonb, regprocedure, timestamptz)'),
+               ('run, outcome, dated', $$count(*) FROM run_once_outcome(1, 'run:v1', 'new', '{}', 'handler(bigint, jsonb)', now())$$,
+                'run_once_outcome(bigint, text, text, jsonb, regprocedure, timestamptz)'),
                ('cancel', $$cancel_request(1, 'run:v1', 'new')$$, 'cancel_request')) AS given (what, call, function);
 INSERT INTO needs (what, call, grants)
 SELECT what, call, ('EXECUTE ON FUNCTION ' || function) || ARRAY['SELECT ON account', 'UPDATE ON account', 'SELECT ON processed_message', 'INSERT ON processed_message']
@@ -59,7 +67,12 @@ SELECT what, call, ('EXECUTE ON FUNCTION ' || function) || ARRAY['SELECT ON acco
                ('accept many with payloads', $$count(*) FROM accept_messages('s', ARRAY[m(1), m(2)], '{1, 2}', '{1, 2}')$$, 'accept_messages')) AS given (what, call, function);
 INSERT INTO needs (what, call, grants) VALUES
     ('version', $$accept_version('s', 'e', 1)$$, '{EXECUTE ON FUNCTION accept_version, SELECT ON accepted_version, INSERT ON accepted_version, UPDATE ON accepted_version}'),
-    ('purge', $$purge_expired_keys('1 day')$$, '{EXECUTE ON FUNCTION purge_expired_keys, SELECT ON request_result, UPDATE ON request_result, DELETE ON request_result}'),
+    ('purge', $$purge_expired_keys('1 day')$$, '{EXECUTE ON FUNCTION purge_expired_keys(interval)}'),
+    ('purge by policy', $$purge_expired_keys()$$, '{EXECUTE ON FUNCTION purge_expired_keys()}'),
+    ('purge messages', $$purge_processed_messages('1 day')$$, '{EXECUTE ON FUNCTION purge_processed_messages(interval)}'),
+    ('purge messages by policy', $$purge_processed_messages()$$, '{EXECUTE ON FUNCTION purge_processed_messages()}'),
+    ('retention settings', $$count(*) FROM retention_setting()$$, '{EXECUTE ON FUNCTION retention_setting}'),
+    ('retention status', $$count(*) FROM retention_status$$, '{EXECUTE ON FUNCTION retention_setting, SELECT ON retention_status}'),
     ('fingerprint', $$request_fingerprint('{}')$$, '{EXECUTE ON FUNCTION request_fingerprint}'),
     ('find', $$count(*) FROM find_request(1, 'debit:v1', 'new')$$, '{EXECUTE ON FUNCTION find_request, SELECT ON request_result}');
 CREATE VIEW needed AS
@@ -71,11 +84,12 @@ TABLE needed;
 -- The same where the request is stored as a fingerprint, and where a refusal is saved: a caller is subject to a policy that it
 -- may not see.
 INSERT INTO operation_policy (operation, stored_request, refusals) SELECT unnest(ARRAY['debit:v1', 'credit:v1', 'run:v1']), 'fingerprint', 'save';
-SELECT * FROM needed WHERE what IN ('debit', 'credit', 'run', 'run, outcome');
+SELECT * FROM needed WHERE what LIKE 'debit%' OR what LIKE 'credit%' OR what LIKE 'run%';
 UPDATE needs SET call = $$debit_once(1, 'new', 5000)$$ WHERE what = 'debit';
-SELECT * FROM needed WHERE what = 'debit';
+UPDATE needs SET call = $$debit_once(1, 'new', 5000, now())$$ WHERE what = 'debit, dated';
+SELECT * FROM needed WHERE what IN ('debit', 'debit, dated');
 UPDATE operation_policy SET retention = '1 hour';
-GRANT EXECUTE ON FUNCTION run_once_outcome, debit_once TO regress_ir_grants;
+GRANT EXECUTE ON FUNCTION run_once_outcome(bigint, text, text, jsonb, regprocedure), debit_once(bigint, text, bigint) TO regress_ir_grants;
 GRANT SELECT, UPDATE ON account TO regress_ir_grants;
 GRANT SELECT, INSERT ON request_result TO regress_ir_grants;
 SET ROLE regress_ir_grants;
@@ -99,12 +113,13 @@ SELECT cancel_request(1, 'run:v1', 'cancelled') IS NULL AS never_ran;
 SELECT accept_message('s', m(8), 1, '{}'), apply_message_once('s', m(9), 1, 1), accept_version('s', 'old', 5);
 TRUNCATE needs;
 INSERT INTO needs (what, call, grants) VALUES
-    ('debit', $$debit_once(1, 'old', 1)$$, '{EXECUTE ON FUNCTION debit_once, SELECT ON request_result}'),
-    ('credit', $$credit_once(1, 'old', 1)$$, '{EXECUTE ON FUNCTION credit_once, SELECT ON request_result}'),
-    ('run', $$run_once(1, 'run:v1', 'old', '{}', 'handler(bigint, jsonb)')$$, '{EXECUTE ON FUNCTION run_once, SELECT ON request_result}'),
-    ('debit, outcome', $$count(*) FROM debit_once_outcome(1, 'old', 1)$$, '{EXECUTE ON FUNCTION debit_once_outcome, SELECT ON request_result}'),
-    ('credit, outcome', $$count(*) FROM credit_once_outcome(1, 'old', 1)$$, '{EXECUTE ON FUNCTION credit_once_outcome, SELECT ON request_result}'),
-    ('run, outcome', $$count(*) FROM run_once_outcome(1, 'run:v1', 'old', '{}', 'handler(bigint, jsonb)')$$, '{EXECUTE ON FUNCTION run_once_outcome, SELECT ON request_result}'),
+    ('debit', $$debit_once(1, 'old', 1)$$, '{"EXECUTE ON FUNCTION debit_once(bigint, text, bigint)", SELECT ON request_result}'),
+    ('debit, dated', $$debit_once(1, 'old', 1, '-infinity')$$, '{"EXECUTE ON FUNCTION debit_once(bigint, text, bigint, timestamptz)", SELECT ON request_result}'),
+    ('credit', $$credit_once(1, 'old', 1)$$, '{"EXECUTE ON FUNCTION credit_once(bigint, text, bigint)", SELECT ON request_result}'),
+    ('run', $$run_once(1, 'run:v1', 'old', '{}', 'handler(bigint, jsonb)')$$, '{"EXECUTE ON FUNCTION run_once(bigint, text, text, jsonb, regprocedure)", SELECT ON request_result}'),
+    ('debit, outcome', $$count(*) FROM debit_once_outcome(1, 'old', 1)$$, '{"EXECUTE ON FUNCTION debit_once_outcome(bigint, text, bigint)", SELECT ON request_result}'),
+    ('credit, outcome', $$count(*) FROM credit_once_outcome(1, 'old', 1)$$, '{"EXECUTE ON FUNCTION credit_once_outcome(bigint, text, bigint)", SELECT ON request_result}'),
+    ('run, outcome', $$count(*) FROM run_once_outcome(1, 'run:v1', 'old', '{}', 'handler(bigint, jsonb)')$$, '{"EXECUTE ON FUNCTION run_once_outcome(bigint, text, text, jsonb, regprocedure)", SELECT ON request_result}'),
     ('cancel what ran', $$cancel_request(1, 'debit:v1', 'old')$$, '{EXECUTE ON FUNCTION cancel_request, SELECT ON request_result}'),
     ('cancel again', $$cancel_request(1, 'run:v1', 'cancelled')$$, '{EXECUTE ON FUNCTION cancel_request, SELECT ON request_result}'),
     ('accept', $$accept_message('s', m(8), 1, '{}')$$, '{EXECUTE ON FUNCTION accept_message, SELECT ON processed_message}'),
@@ -112,8 +127,8 @@ INSERT INTO needs (what, call, grants) VALUES
     ('version', $$accept_version('s', 'old', 5)$$, '{EXECUTE ON FUNCTION accept_version, SELECT ON accepted_version}');
 TABLE needed;
 -- A mismatch tells no more than the caller may read.
-SELECT outcome($$debit_once(1, 'old', 2)$$, '{EXECUTE ON FUNCTION debit_once, SELECT ON request_result}') AS with_select,
-       outcome($$debit_once(1, 'old', 2)$$, '{EXECUTE ON FUNCTION debit_once}') AS without;
+SELECT outcome($$debit_once(1, 'old', 2)$$, '{"EXECUTE ON FUNCTION debit_once(bigint, text, bigint)", SELECT ON request_result}') AS with_select,
+       outcome($$debit_once(1, 'old', 2)$$, '{"EXECUTE ON FUNCTION debit_once(bigint, text, bigint)"}') AS without;
 -- Nothing was left by all of that.
 SELECT string_agg(account_id || ':' || balance, ' ' ORDER BY account_id) AS balances, (SELECT count(*) FROM request_result) AS records,
        (SELECT count(*) FROM processed_message) AS messages, (SELECT count(*) FROM accepted_version) AS versions FROM account;
@@ -241,7 +256,7 @@ SELECT kept.debit_once(1, 'poor', 100000);
 SELECT kept.run_once(1, 'run:v1', 'k', '{"a": 1}', 'kept.handler(bigint, jsonb)'), kept.run_once(1, 'run:v1', 'k', '{"a": 1}', 'kept.handler(bigint, jsonb)');
 SELECT kept.run_once(1, 'run:v1', 'k', '{"a": 2}', 'kept.handler(bigint, jsonb)');
 SELECT kept.run_once(1, 'run:v1', 'k', '{"a": 1}', 'kept.m(integer)');
-SELECT response, replayed, expires_at FROM kept.debit_once_outcome(1, 'k', 100);
+SELECT response, replayed, expires_at OPERATOR(pg_catalog.-) executed_at AS retention FROM kept.debit_once_outcome(1, 'k', 100);
 SELECT request, response, request_fingerprint FROM kept.find_request(1, 'debit:v1', 'k');
 SELECT kept.cancel_request(1, 'debit:v1', 'k'), kept.cancel_request(1, 'debit:v1', 'never') IS NULL AS never_ran;
 SELECT kept.debit_once(1, 'never', 1);

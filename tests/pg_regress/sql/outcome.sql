@@ -18,16 +18,17 @@ CREATE FUNCTION note(bigint, p_request jsonb) RETURNS jsonb LANGUAGE sql AS
     'INSERT INTO run VALUES (p_request ->> ''what'') RETURNING jsonb_build_object(''noted'', what)';
 INSERT INTO account VALUES (1, 1000);
 
--- The columns are the same for all three.
-SELECT proname, pg_get_function_result(oid) FROM pg_proc WHERE proname LIKE '%\_once\_outcome' ORDER BY proname;
+-- The columns are the same for all three, with and without a date.
+SELECT proname, pg_get_function_result(oid), count(*) FROM pg_proc WHERE proname LIKE '%\_once\_outcome' GROUP BY 1, 2 ORDER BY 1;
 
--- One row; replayed says whether this call found the record, from this and from another session.
-SELECT response, replayed, expires_at FROM debit_once_outcome(1, 'k', 100);
-SELECT response, replayed, expires_at FROM debit_once_outcome(1, 'k', 100);
-SELECT response, replayed, expires_at FROM credit_once_outcome(1, 'k', 30);
-SELECT response, replayed, expires_at FROM credit_once_outcome(1, 'k', 30);
-SELECT response, replayed, expires_at FROM run_once_outcome(1, 'note:v1', 'k', '{"what": "a"}', 'note(bigint, jsonb)');
-SELECT response, replayed, expires_at FROM run_once_outcome(1, 'note:v1', 'k', '{"what": "a"}', 'note(bigint, jsonb)');
+-- One row; replayed says whether this call found the record, from this and from another session. Without a policy a record is
+-- kept for 48 hours.
+SELECT response, replayed, expires_at - executed_at AS retention FROM debit_once_outcome(1, 'k', 100);
+SELECT response, replayed, expires_at - executed_at AS retention FROM debit_once_outcome(1, 'k', 100);
+SELECT response, replayed, expires_at - executed_at AS retention FROM credit_once_outcome(1, 'k', 30);
+SELECT response, replayed, expires_at - executed_at AS retention FROM credit_once_outcome(1, 'k', 30);
+SELECT response, replayed, expires_at - executed_at AS retention FROM run_once_outcome(1, 'note:v1', 'k', '{"what": "a"}', 'note(bigint, jsonb)');
+SELECT response, replayed, expires_at - executed_at AS retention FROM run_once_outcome(1, 'note:v1', 'k', '{"what": "a"}', 'note(bigint, jsonb)');
 \c -
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
@@ -64,18 +65,22 @@ SELECT d.executed_at = :'first_debited' AND c.executed_at = :'first_credited' AN
 UPDATE request_result SET created_at = '2001-02-03 04:05:06+00' WHERE request_key = 'timed' AND operation = 'debit:v1';
 SELECT replayed, executed_at = '2001-02-03 04:05:06+00' AS saved FROM debit_once_outcome(1, 'timed', 1);
 
--- expires_at is executed_at plus the declared retention, of this operation alone, for old and new records; NULL without one.
+-- expires_at is executed_at plus the declared retention, of this operation alone, for old and new records; without one, plus
+-- the setting's.
 INSERT INTO operation_policy (operation, retention) VALUES ('debit:v1', '48 hours'), ('note:v1', '1 month');
 INSERT INTO operation_policy (operation) VALUES ('credit:v1');
 SELECT replayed, expires_at - executed_at AS retention FROM debit_once_outcome(1, 'k', 100);
 SELECT replayed, expires_at - executed_at AS retention FROM debit_once_outcome(1, 'declared', 1);
 SELECT replayed, expires_at - executed_at AS retention FROM debit_once_outcome(1, 'timed', 1);
-SELECT replayed, expires_at FROM credit_once_outcome(1, 'declared', 1);
+SELECT replayed, expires_at - executed_at AS retention FROM credit_once_outcome(1, 'declared', 1);
 SELECT replayed, expires_at = executed_at + interval '1 month' AS a_month_later FROM run_once_outcome(1, 'note:v1', 'declared', '{"what": "d"}', 'note(bigint, jsonb)');
 UPDATE operation_policy SET retention = '1 hour' WHERE operation = 'debit:v1';
 SELECT replayed, expires_at - executed_at AS retention FROM debit_once_outcome(1, 'declared', 1);
 DELETE FROM operation_policy;
-SELECT replayed, expires_at FROM debit_once_outcome(1, 'declared', 1);
+SELECT replayed, expires_at - executed_at AS retention FROM debit_once_outcome(1, 'declared', 1);
+SET idempotency_record.retention = '30d';
+SELECT replayed, expires_at - executed_at AS retention FROM debit_once_outcome(1, 'declared', 1);
+RESET idempotency_record.retention;
 -- In one transaction, the second call is the replay of the first.
 BEGIN;
 SELECT a.replayed AS first, b.replayed AS second, a.executed_at = b.executed_at AS same

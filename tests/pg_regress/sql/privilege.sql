@@ -38,23 +38,34 @@ DROP VIEW owned;
 
 -- The functions run with the caller's rights and without settings that would change them.
 SELECT oid::regprocedure, prosecdef AS security_definer, proconfig FROM pg_proc
- WHERE proname IN ('debit_once', 'purge_expired_keys') ORDER BY oid::regprocedure::text;
+ WHERE proname IN ('debit_once', 'purge_expired_keys', 'purge_processed_messages', 'purge') ORDER BY oid::regprocedure::text;
 
 INSERT INTO account VALUES (1, 1000);
 GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint) TO regress_ir_debit, regress_ir_replay;
 GRANT SELECT, UPDATE ON account TO regress_ir_debit;
 GRANT SELECT, INSERT ON request_result TO regress_ir_debit;
 GRANT SELECT ON request_result TO regress_ir_replay;
-GRANT EXECUTE ON FUNCTION purge_expired_keys(interval) TO regress_ir_purge;
-GRANT SELECT, UPDATE, DELETE ON request_result TO regress_ir_purge;
+GRANT EXECUTE ON FUNCTION purge_expired_keys(interval), purge_expired_keys(), purge_processed_messages(interval), purge_processed_messages()
+   TO regress_ir_purge;
+GRANT EXECUTE ON PROCEDURE purge TO regress_ir_purge;
 
 -- A role without any grant can do nothing.
 SET ROLE regress_ir_nobody;
 SELECT debit_once(1, 'k', 1);
 SELECT purge_expired_keys('1 day');
+SELECT purge_expired_keys();
+SELECT purge_processed_messages('1 day');
+SELECT purge_processed_messages();
+CALL purge();
 TABLE account;
 TABLE request_result;
 TABLE processed_message;
+TABLE retention_fence;
+TABLE purge_progress;
+TABLE purge_lock;
+TABLE subscriber_policy;
+TABLE retention_status;
+SELECT retention_setting();
 RESET ROLE;
 
 -- A role with the grants that the function's comment names can debit, replay, and is told each refusal. It cannot
@@ -68,6 +79,8 @@ SELECT debit_once(1, 'k', 101);
 SELECT debit_once(1, 'poor', 901);
 SELECT debit_once(404, 'unknown', 1);
 SELECT purge_expired_keys('0');
+SELECT purge_expired_keys();
+CALL purge();
 DELETE FROM request_result;
 UPDATE request_result SET response = '{}';
 INSERT INTO account VALUES (2, 1000);
@@ -83,16 +96,85 @@ SELECT debit_once(404, 'k2', 1);
 TABLE account;
 RESET ROLE;
 
--- A role with the grants that the comment names can purge, and not debit.
-SELECT obj_description('purge_expired_keys(interval)'::regprocedure) LIKE
-       '%The caller needs EXECUTE, and SELECT, UPDATE and DELETE on request_result.' AS commented;
+-- A role with EXECUTE alone, which is what the comments name, can purge, whatever else it may not: see or delete a record, say
+-- how long records are kept, move the fence, debit. It works with the owner's rights in the purge and no longer.
+SELECT oid::regprocedure AS purge, obj_description(oid) LIKE '%. The caller needs EXECUTE.' AS commented
+  FROM pg_proc WHERE proname LIKE 'purge%' ORDER BY oid::regprocedure::text;
 UPDATE request_result SET created_at = now() - interval '2 days';
+INSERT INTO processed_message (subscriber, message_id, account_id, created_at)
+SELECT 's', md5(i::text)::uuid, 1, now() - i * interval '5 days' FROM generate_series(1, 3) AS i;
 SET ROLE regress_ir_purge;
+SELECT purge_expired_keys('3 days');
 SELECT purge_expired_keys('1 day');
 SELECT purge_expired_keys('0');
+SELECT purge_expired_keys();
+SELECT purge_processed_messages('12 days');
+SELECT purge_processed_messages();
+SELECT purge_expired_keys('-1 day');
+SELECT current_user = 'regress_ir_purge' AS himself;
+CALL purge(p_time_budget => '-1 second');
 SELECT debit_once(1, 'k', 1);
 TABLE account;
+TABLE request_result;
+TABLE processed_message;
+TABLE retention_fence;
+TABLE purge_progress;
+TABLE purge_lock;
+DELETE FROM request_result;
+DELETE FROM retention_fence;
+INSERT INTO operation_policy (operation, retention) VALUES ('debit:v1', '1 second');
 RESET ROLE;
+SELECT count(*) AS messages FROM processed_message;
+INSERT INTO request_result (account_id, operation, request_key, request, response, created_at)
+VALUES (1, 'debit:v1', 'old', '{"amount": 1}', '{"balance": 0}', now() - interval '3 days');
+UPDATE processed_message SET created_at = now() - interval '8 days';
+SET ROLE regress_ir_purge;
+CALL purge();
+SELECT current_user = 'regress_ir_purge' AS himself;
+TABLE request_result;
+RESET ROLE;
+-- The tables' owner needs no rights that he does not have as their owner, and nobody else's count: not those of the role that
+-- created the functions, nor of the one that may execute them.
+CREATE ROLE regress_ir_owner;
+GRANT CREATE ON SCHEMA public TO regress_ir_owner;
+DO $$
+DECLARE
+    own regclass;
+BEGIN
+    FOREACH own IN ARRAY (SELECT extconfig::regclass[] FROM pg_extension WHERE extname = 'idempotency_record') LOOP
+        EXECUTE format('ALTER TABLE %s OWNER TO regress_ir_owner', own);
+    END LOOP;
+END $$;
+INSERT INTO request_result (account_id, operation, request_key, request, response, created_at)
+VALUES (1, 'debit:v1', 'old', '{"amount": 1}', '{"balance": 0}', now() - interval '3 days');
+SET ROLE regress_ir_purge;
+SELECT purge_expired_keys();
+SELECT purge_processed_messages();
+CALL purge();
+RESET ROLE;
+SELECT count(*) FROM request_result;
+-- An owner who revoked his own right to delete does not get it from the one who calls.
+INSERT INTO request_result (account_id, operation, request_key, request, response, created_at)
+VALUES (1, 'debit:v1', 'old', '{"amount": 1}', '{"balance": 0}', now() - interval '3 days');
+REVOKE DELETE ON request_result FROM regress_ir_owner;
+SET ROLE regress_ir_purge;
+SELECT purge_expired_keys();
+CALL purge();
+SELECT current_user = 'regress_ir_purge' AS himself;
+RESET ROLE;
+SELECT purge_expired_keys();
+GRANT DELETE ON request_result TO regress_ir_owner;
+SELECT purge_expired_keys();
+DO $$
+DECLARE
+    own regclass;
+BEGIN
+    FOREACH own IN ARRAY (SELECT extconfig::regclass[] FROM pg_extension WHERE extname = 'idempotency_record') LOOP
+        EXECUTE format('ALTER TABLE %s OWNER TO %I', own, session_user);
+    END LOOP;
+END $$;
+REVOKE CREATE ON SCHEMA public FROM regress_ir_owner;
+DROP ROLE regress_ir_owner;
 
 -- Each of these grants is needed: without it, 42501, and nothing is kept.
 CREATE PROCEDURE without(grants text, role text, call text) LANGUAGE plpgsql AS $$
@@ -111,15 +193,15 @@ BEGIN
     INSERT INTO outcome VALUES (grants, code);
 END $$;
 CREATE TABLE outcome (without text, code text);
-CALL without('EXECUTE ON FUNCTION debit_once', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
+CALL without('EXECUTE ON FUNCTION debit_once(bigint, text, bigint)', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
 CALL without('SELECT ON account', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
 CALL without('UPDATE ON account', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
 CALL without('SELECT ON request_result', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
 CALL without('INSERT ON request_result', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
-CALL without('EXECUTE ON FUNCTION purge_expired_keys', 'regress_ir_purge', $$purge_expired_keys('1 day')$$);
-CALL without('SELECT ON request_result', 'regress_ir_purge', $$purge_expired_keys('1 day')$$);
-CALL without('UPDATE ON request_result', 'regress_ir_purge', $$purge_expired_keys('1 day')$$);
-CALL without('DELETE ON request_result', 'regress_ir_purge', $$purge_expired_keys('1 day')$$);
+CALL without('EXECUTE ON FUNCTION purge_expired_keys(interval)', 'regress_ir_purge', $$purge_expired_keys('1 day')$$);
+CALL without('EXECUTE ON FUNCTION purge_expired_keys()', 'regress_ir_purge', $$purge_expired_keys()$$);
+CALL without('EXECUTE ON FUNCTION purge_processed_messages(interval)', 'regress_ir_purge', $$purge_processed_messages('1 day')$$);
+CALL without('EXECUTE ON FUNCTION purge_processed_messages()', 'regress_ir_purge', $$purge_processed_messages()$$);
 TABLE outcome;
 SELECT balance, (SELECT count(*) FROM request_result) AS records FROM account;
 

@@ -96,8 +96,10 @@ SELECT created_at > now() + interval '10 milliseconds' AND created_at <= clock_t
   FROM processed_message WHERE message_id = '00000000-0000-0000-0000-000000000008';
 ROLLBACK;
 SELECT count(*) > 0 AS indexed
-  FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
- WHERE indrelid = 'processed_message'::regclass AND attname = 'created_at' AND indisvalid AND indpred IS NULL;
+  FROM pg_index JOIN pg_attribute AS first ON first.attrelid = indrelid AND first.attnum = indkey[0]
+       JOIN pg_attribute AS second ON second.attrelid = indrelid AND second.attnum = indkey[1]
+ WHERE indrelid = 'processed_message'::regclass AND first.attname = 'subscriber' AND second.attname = 'created_at'
+   AND indisvalid AND indpred IS NULL;
 
 DROP VIEW books;
 DROP FUNCTION apply;

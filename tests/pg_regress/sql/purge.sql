@@ -94,7 +94,7 @@ VALUES ('s', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', 1, now() - interval '1 year
 SELECT purge_expired_keys('0');
 SELECT count(*) FROM processed_message;
 
--- A purged key is a new key: it executes again, also with another request. Until then it replays.
+-- A purged key that is not dated is a new key: it executes again, also with another request. Until then it replays.
 DELETE FROM request_result;
 SELECT debit_once(1, 'k', 1);
 SELECT purge_expired_keys('1 hour');
@@ -134,10 +134,13 @@ TABLE kept;
 -- More than one purge can run in one transaction and in one statement.
 SELECT purge_expired_keys('24 hours'), purge_expired_keys('24 hours');
 
--- Records are found by their age: an index begins with created_at and nothing limits which rows it holds.
+-- Each operation's records are found by their age: an index begins with operation and created_at, and nothing limits which
+-- rows it holds.
 SELECT count(*) > 0 AS indexed
-  FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
- WHERE indrelid = 'request_result'::regclass AND attname = 'created_at' AND indisvalid AND indpred IS NULL;
+  FROM pg_index JOIN pg_attribute AS first ON first.attrelid = indrelid AND first.attnum = indkey[0]
+       JOIN pg_attribute AS second ON second.attrelid = indrelid AND second.attnum = indkey[1]
+ WHERE indrelid = 'request_result'::regclass AND first.attname = 'operation' AND second.attname = 'created_at'
+   AND indisvalid AND indpred IS NULL;
 
 -- A purge of little or nothing out of many records reads that index and not the table, whatever was purged before in
 -- this session. The statistics of the running transaction count, within one statement, since they are reported and reset
@@ -146,7 +149,7 @@ CREATE FUNCTION purge_counting_scans(retention interval, OUT deleted bigint, OUT
 LANGUAGE plpgsql AS $$
 DECLARE
     heap CONSTANT oid := 'request_result'::regclass;
-    index CONSTANT oid := 'request_result_created_at_idx'::regclass;
+    index CONSTANT oid := 'request_result_operation_created_at_idx'::regclass;
     index_scans bigint;
 BEGIN
     table_scans := pg_stat_get_xact_numscans(heap);
