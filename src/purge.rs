@@ -22,6 +22,8 @@ pub const BATCH_SIZE: i64 = 10_000;
 const MAXIMUM_BATCH_SIZE: i64 = 1_000_000;
 /// What is left over is counted up to this many.
 const COUNTED: i64 = 1_000_000;
+/// The first time after -infinity.
+const EARLIEST: i64 = -211_813_488_000_000_000;
 /// How often a purge says how far it is.
 const REPORTED: Duration = Duration::from_secs(2);
 
@@ -179,9 +181,8 @@ pub fn everything(batch_size: Option<i64>, budget: Option<Interval>, purger: &im
     let batch_size = batch_size.filter(|size| (1..=MAXIMUM_BATCH_SIZE).contains(size)).ok_or(Error::BatchSize)?;
     let budget = match budget {
         None => None,
-        Some(budget) => {
-            Some(u64::try_from(budget.as_micros()).map(Duration::from_micros).map_err(|_| Error::TimeBudget)?)
-        }
+        Some(budget) if budget.as_micros() < 0 => return Err(Error::TimeBudget),
+        Some(budget) => Some(Duration::from_micros(u64::try_from(budget.as_micros()).unwrap_or(u64::MAX))),
     };
     let began = Instant::now();
     let in_budget = || budget.is_none_or(|budget| began.elapsed() < budget);
@@ -416,8 +417,12 @@ impl Work {
         let last = batch.first::<TimestampWithTimeZone>(2)?;
         // Where a trigger keeps what it finds, and all of it has one time, the next batch would find the same.
         let stuck = deleted == 0 && last.map(i64::from) == from.map(i64::from);
-        let all = found < self.batch_size || stuck;
-        let reached = if all { Some(later(to, from)) } else { last };
+        let all = found < self.batch_size;
+        let reached = match last {
+            _ if all => Some(later(to, from)),
+            Some(last) if stuck => Some(just_after(last)?),
+            last => last,
+        };
         *position(self) = reached;
         Ok(all)
     }
@@ -437,6 +442,12 @@ impl Work {
         let name = Text::from_bytes(&self.subject.name).map(Text::to_message).unwrap_or_default();
         notice!("purged {} records of {} \"{name}\"", self.deleted, self.subject.kind.name);
     }
+}
+
+/// The next time that there is.
+fn just_after(time: TimestampWithTimeZone) -> Result<TimestampWithTimeZone, Error> {
+    let next = i64::from(time).saturating_add(1).max(EARLIEST);
+    TimestampWithTimeZone::try_from(next).map_err(|_| Error::RetentionRequired)
 }
 
 fn earlier(a: TimestampWithTimeZone, b: TimestampWithTimeZone) -> TimestampWithTimeZone {
