@@ -136,11 +136,11 @@ INSERT INTO account VALUES ('mine');
 CREATE EXTENSION idempotency_record;
 TABLE account;
 SELECT count(*) FROM pg_extension WHERE extname = 'idempotency_record';
-SELECT to_regclass('request_result'), to_regclass('processed_message'), to_regproc('debit_once');
+SELECT to_regclass('request_result'), to_regclass('processed_message'), to_regprocedure('debit_once(bigint,text,bigint)');
 DROP TABLE account;
 CREATE TABLE processed_message (mine text);
 CREATE EXTENSION idempotency_record;
-SELECT to_regclass('account'), to_regclass('request_result'), to_regproc('debit_once');
+SELECT to_regclass('account'), to_regclass('request_result'), to_regprocedure('debit_once(bigint,text,bigint)');
 DROP TABLE processed_message;
 -- So with a function: nobody's earlier function becomes the extension's.
 CREATE FUNCTION debit_once(bigint, text, bigint) RETURNS jsonb LANGUAGE sql AS $$SELECT '"mine"'::jsonb$$;
@@ -160,8 +160,8 @@ CREATE VIEW user_view AS SELECT * FROM account;
 DROP EXTENSION idempotency_record;
 DROP VIEW user_view;
 DROP EXTENSION idempotency_record;
-SELECT to_regclass('account'), to_regclass('request_result'), to_regclass('processed_message'), to_regproc('debit_once'),
-       to_regproc('purge_expired_keys');
+SELECT to_regclass('account'), to_regclass('request_result'), to_regclass('processed_message'), to_regprocedure('debit_once(bigint,text,bigint)'),
+       to_regprocedure('purge_expired_keys(interval)');
 
 -- DDL on the tables between calls of one session: every key still replays, and new keys execute.
 CREATE EXTENSION idempotency_record;
