@@ -139,20 +139,26 @@ pub fn find_fence(table: pg_sys::Oid, kind: &str, name: &[u8]) -> Result<Option<
 
 /// When the record was made that a trigger is to delete.
 pub fn deleted_creation(trigger: &PgTrigger<'_>) -> Result<TimestampWithTimeZone, Error> {
-    let (table, row) = deleted_row(trigger);
+    let (table, row) = deleted_row(trigger)?;
     row.get(column(table, c"created_at", pg_sys::TIMESTAMPTZOID)?).ok_or(Error::ForeignTable)
 }
 
 /// The text in this column of the record that a trigger is to delete.
 pub fn deleted_text(trigger: &PgTrigger<'_>, name: &CStr) -> Result<Vec<u8>, Error> {
-    let (table, row) = deleted_row(trigger);
+    let (table, row) = deleted_row(trigger)?;
     row.get(column(table, name, pg_sys::TEXTOID)?).ok_or(Error::ForeignTable)
 }
 
-fn deleted_row(trigger: &PgTrigger<'_>) -> (pg_sys::Oid, Row) {
+fn deleted_row(trigger: &PgTrigger<'_>) -> Result<(pg_sys::Oid, Row), Error> {
     let data = trigger.trigger_data();
+    // Whoever may execute the function can make a trigger of a table of his own with it, and one for each statement.
+    if data.tg_trigtuple.is_null() {
+        return Err(Error::ForeignTable);
+    }
     // SAFETY: the server hands a trigger for each row of a DELETE the row and the relation that it is of.
-    unsafe { ((*data.tg_relation).rd_id, Row { tuple: data.tg_trigtuple, description: (*data.tg_relation).rd_att }) }
+    unsafe {
+        Ok(((*data.tg_relation).rd_id, Row { tuple: data.tg_trigtuple, description: (*data.tg_relation).rd_att }))
+    }
 }
 
 /// The first row of one of our tables, which `read` cannot do without.
