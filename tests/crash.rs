@@ -264,7 +264,7 @@ fn whatever_a_crash_cuts_off_is_there_once_when_the_client_has_its_answer() {
                 "SELECT pid FROM pg_stat_activity WHERE application_name = '{APPLICATION}' ORDER BY random() LIMIT 1"
             ),
         );
-        thread::sleep(Duration::from_micros(u64::from(std::process::id()) * (round as u64 + 1) * 7919 % 10_000));
+        thread::sleep(Duration::from_micros(rand::random_range(0..10_000)));
         crash.happen(&cluster, &database, victim.parse().unwrap());
     }
     traffic.wait_for_answers(60);

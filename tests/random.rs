@@ -20,9 +20,11 @@ static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&["autovacuu
 /// Calls before the memory is measured for the first time, and then.
 const WARM: usize = 10_000;
 const CALLS: usize = 100_000;
-/// What the session may grow by meanwhile: programs differ in size, and malloc keeps what the largest so far needed (3 to 4
-/// MB in the first hundred thousand calls, then 1 MB at most), but it is less than a cache line or two for each call.
-const BOUND: u64 = 8 << 20;
+/// What the session may grow by meanwhile: less than a cache line for each call. (malloc keeps what the largest program so far
+/// needed, hence the first is the largest.)
+const BOUND: u64 = 6 << 20;
+/// And what the server's memory contexts may: less than one small chunk for each call.
+const BOUND_OF_CONTEXTS: u64 = 1 << 20;
 
 /// The answer of a call as text, or its SQLSTATE.
 type Answer = Result<String, &'static str>;
@@ -783,11 +785,13 @@ fn do_block(body: &str, setting: &str) -> String {
     )
 }
 
-/// What the backend occupies besides shared memory.
-fn resident(client: &mut Client) -> u64 {
+/// What the backend occupies besides shared memory, and what of it the server's own accounts say.
+fn memory(client: &mut Client) -> (u64, u64) {
+    let contexts = value(client, "SELECT sum(total_bytes)::bigint FROM pg_backend_memory_contexts");
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid(client))).expect("the backend's status");
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("RssAnon");
-    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+    let kilobytes: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+    (kilobytes * 1024, contexts.parse().expect("a number"))
 }
 
 fn setting(name: &str) -> Option<u64> {
@@ -812,7 +816,7 @@ fn run_programs(seed: u64, calls: usize) -> Seen {
     let mut measured = Vec::new();
     while made < WARM + calls {
         if made >= WARM + measured.len() * CALLS {
-            measured.push(resident(&mut client));
+            measured.push(memory(&mut client));
         }
         if generator.random.random_range(0..8) == 0 {
             model.saves_refusals = !model.saves_refusals;
@@ -838,7 +842,7 @@ fn run_programs(seed: u64, calls: usize) -> Seen {
             expected: Vec::new(),
             seen: &mut seen,
         };
-        program.block(0, 150);
+        program.block(0, if made == 0 { 300 } else { 150 });
         let (body, expected) = (program.body, program.expected);
         let sql = format!("BEGIN ISOLATION LEVEL {isolation}; {}", do_block(&body, "test.answers"));
         client.batch_execute(&sql).unwrap_or_else(|error| panic!("{error:?}"));
@@ -857,10 +861,11 @@ fn run_programs(seed: u64, calls: usize) -> Seen {
             model.journal.clear();
         }
     }
-    measured.push(resident(&mut client));
+    measured.push(memory(&mut client));
     println!("{made} calls; bytes after {WARM}, each {CALLS} more, and at the end: {measured:?}");
     for pair in measured.windows(2) {
-        assert!(pair[1].saturating_sub(pair[0]) < BOUND, "the session grows: {measured:?}");
+        assert!(pair[1].0.saturating_sub(pair[0].0) < BOUND, "the session grows: {measured:?}");
+        assert!(pair[1].1.saturating_sub(pair[0].1) < BOUND_OF_CONTEXTS, "the session grows: {measured:?}");
     }
 
     for (account, balance) in &model.balances {
