@@ -10,6 +10,9 @@ use crate::{setting, statement};
 
 /// Microseconds from 1970, where UUIDs count from, to 2000, where PostgreSQL does.
 const UNIX_EPOCH: i64 = 946_684_800_000_000;
+/// No clock is ahead by so many microseconds, a hundred years: such a date is none. One in 64 of all random values, and of
+/// what `md5(...)::uuid` makes, has the form of a UUID of version 7; nearly all of them are ahead by thousands of years.
+const NO_CLOCK: i64 = 100 * 365 * 24 * 60 * 60 * 1_000_000;
 /// The lengths, in bytes, of the ways to write a UUID: plain, with hyphens, in braces, as a URN.
 const UUID_LENGTHS: [usize; 4] = [32, 36, 38, 45];
 
@@ -53,13 +56,13 @@ impl FirstSent {
         } else {
             None
         };
-        let (of_key, said) = (uuid.and_then(creation), said.map(i64::from));
+        let (of_key, said) = (uuid.and_then(plausible_creation), said.map(i64::from));
         Some(Self { earliest: of_key.into_iter().chain(said).min()?, latest: of_key.into_iter().chain(said).max()? })
     }
 
     /// From a message's id, if it is a UUID of version 7.
     pub fn of_message(id: &Uuid) -> Option<Self> {
-        creation(uuid::Uuid::from_bytes(*id.as_bytes())).map(|date| Self { earliest: date, latest: date })
+        plausible_creation(uuid::Uuid::from_bytes(*id.as_bytes())).map(|date| Self { earliest: date, latest: date })
     }
 
     /// Refuses what may have been recorded and purged, and what is dated in the future.
@@ -84,7 +87,12 @@ fn what(kind: &str) -> &'static str {
     if kind == OPERATION { "idempotency key" } else { "message id" }
 }
 
-/// When a UUID of version 7 was made.
+/// When a UUID of version 7 was made, if that may be what it says.
+fn plausible_creation(uuid: uuid::Uuid) -> Option<i64> {
+    creation(uuid).filter(|&date| date < i64::from(clock_timestamp()).saturating_add(NO_CLOCK))
+}
+
+/// What a UUID of version 7 says of when it was made.
 fn creation(uuid: uuid::Uuid) -> Option<i64> {
     if uuid.get_version_num() != 7 || uuid.get_variant() != uuid::Variant::RFC4122 {
         return None;

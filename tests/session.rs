@@ -217,8 +217,7 @@ fn set_role_between_calls_applies_the_roles_own_privileges_to_saved_plans() {
     client
         .batch_execute(
             "CREATE ROLE session_teller; CREATE ROLE session_stranger;
-             GRANT EXECUTE ON FUNCTION debit_once TO session_teller, session_stranger;
-             GRANT SELECT, UPDATE ON account TO session_teller; GRANT SELECT, INSERT ON request_result TO session_teller",
+             GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint) TO session_teller",
         )
         .unwrap();
     for _ in 0..3 {

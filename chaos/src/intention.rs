@@ -103,7 +103,8 @@ impl Intention {
         let amount = random.random_range(1..=1_000_000);
         let id: u128 = random.random();
         let hex = format!("{id:032x}");
-        let key = format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
+        // Version 4: of version 7 the first bits would be a date, and these are none.
+        let key = format!("{}-{}-4{}-{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[16..20], &hex[20..]);
         Self { n, key, kind, account, to, amount }
     }
 
