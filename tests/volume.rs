@@ -275,7 +275,7 @@ const FRESH: &str = r#"
 const MESSAGES: &str = r#"
     PERFORM accept_message('a', md5(i::text)::uuid, 1, '{"a": [1, {"b": null}]}');
     PERFORM apply_message_once('b', md5(i::text)::uuid, 1, 1, '{"a": 1.50}');
-    PERFORM accept_messages('c', ARRAY[md5(i::text)::uuid, md5('x' || i)::uuid], '{1, 1}', '{1, "[]"}');
+    PERFORM accept_messages('c', ARRAY[overlay(md5(i::text) placing '4' from 13)::uuid, overlay(md5('x' || i) placing '4' from 13)::uuid], '{1, 1}', '{1, "[]"}');
     PERFORM accept_version('d', 'entity', i);"#;
 
 #[test]
