@@ -1,4 +1,9 @@
--- 0.2.0 to 0.3.0: retention by policy, purge in batches, the fence for dated keys, the worker.
+-- 0.2.0 to 0.3.0: retention by policy, purge in batches, the fence for dated keys, the worker; EXECUTE is all that a caller
+-- needs, and records are kept as they are.
+
+-- The strongest lock at once: taken step by step it would deadlock with calls that are running.
+LOCK TABLE request_result IN ACCESS EXCLUSIVE MODE;
+LOCK TABLE processed_message IN ACCESS EXCLUSIVE MODE;
 
 CREATE INDEX request_result_operation_created_at_idx ON request_result (operation, created_at);
 DROP INDEX request_result_created_at_idx;
@@ -271,62 +276,79 @@ COMMENT ON TRIGGER processed_message_keep ON processed_message IS
 COMMENT ON TRIGGER processed_message_keep_all ON processed_message IS
     'Records are not truncated away.';
 
+-- Every function and operator is qualified, or has an exact match in pg_catalog: whoever may create objects in this schema
+-- could else put one of his own in between.
 CREATE VIEW retention_status AS
 WITH RECURSIVE requested AS (
     (SELECT operation FROM request_result ORDER BY operation DESC, created_at DESC LIMIT 1)
     UNION ALL
     SELECT (SELECT next.operation FROM request_result AS next
-             WHERE next.operation < requested.operation
+             WHERE next.operation OPERATOR(pg_catalog.<) requested.operation
              ORDER BY next.operation DESC, next.created_at DESC LIMIT 1)
       FROM requested WHERE requested.operation IS NOT NULL
 ), received AS (
     (SELECT subscriber FROM processed_message ORDER BY subscriber DESC, created_at DESC LIMIT 1)
     UNION ALL
     SELECT (SELECT next.subscriber FROM processed_message AS next
-             WHERE next.subscriber < received.subscriber
+             WHERE next.subscriber OPERATOR(pg_catalog.<) received.subscriber
              ORDER BY next.subscriber DESC, next.created_at DESC LIMIT 1)
       FROM received WHERE received.subscriber IS NOT NULL
 ), subject AS (
-    SELECT 'operation' AS kind, operation AS name FROM requested WHERE operation IS NOT NULL
+    SELECT pg_catalog.text 'operation' AS kind, operation AS name FROM requested WHERE operation IS NOT NULL
     UNION SELECT 'operation', operation FROM operation_policy
     UNION SELECT 'subscriber', subscriber FROM received WHERE subscriber IS NOT NULL
     UNION SELECT 'subscriber', subscriber FROM subscriber_policy
     UNION SELECT kind, name FROM retention_fence
 ), share AS (
-    SELECT least(100, 30000.0 / greatest(1, pg_relation_size('request_result') / current_setting('block_size')::int))::real AS of_requests,
-           least(100, 30000.0 / greatest(1, pg_relation_size('processed_message') / current_setting('block_size')::int))::real AS of_messages
+    SELECT least(pg_catalog.float8 '100', pg_catalog.float8 '2.4e8' OPERATOR(pg_catalog./)
+               greatest(1, pg_catalog.pg_relation_size('request_result'))::pg_catalog.float8)::pg_catalog.float4 AS of_requests,
+           least(pg_catalog.float8 '100', pg_catalog.float8 '2.4e8' OPERATOR(pg_catalog./)
+               greatest(1, pg_catalog.pg_relation_size('processed_message'))::pg_catalog.float8)::pg_catalog.float4 AS of_messages
 ), sample AS (
-    SELECT 'operation' AS kind, operation AS name, (count(*) * 100 / (SELECT of_requests FROM share))::bigint AS records
+    SELECT pg_catalog.text 'operation' AS kind, operation AS name,
+           (pg_catalog.count(*)::pg_catalog.float8 OPERATOR(pg_catalog.*) pg_catalog.float8 '100'
+            OPERATOR(pg_catalog./) (SELECT of_requests::pg_catalog.float8 FROM share))::pg_catalog.int8 AS records
       FROM request_result TABLESAMPLE SYSTEM ((SELECT of_requests FROM share))
      GROUP BY operation
     UNION ALL
-    SELECT 'subscriber', subscriber, (count(*) * 100 / (SELECT of_messages FROM share))::bigint
+    SELECT 'subscriber', subscriber,
+           (pg_catalog.count(*)::pg_catalog.float8 OPERATOR(pg_catalog.*) pg_catalog.float8 '100'
+            OPERATOR(pg_catalog./) (SELECT of_messages::pg_catalog.float8 FROM share))::pg_catalog.int8
       FROM processed_message TABLESAMPLE SYSTEM ((SELECT of_messages FROM share))
      GROUP BY subscriber
 ), known AS (
-    SELECT subject.kind, subject.name,
-           CASE subject.kind
-               WHEN 'operation' THEN coalesce((SELECT retention FROM operation_policy WHERE operation = subject.name), setting.retention)
-               ELSE coalesce((SELECT retention FROM subscriber_policy WHERE subscriber = subject.name), setting.message_retention)
-           END AS retention,
-           setting.worker
-      FROM subject, retention_setting() AS setting
+    SELECT subject.kind, subject.name, kept.retention, setting.worker,
+           pg_catalog.statement_timestamp() OPERATOR(pg_catalog.-) kept.retention AS cutoff
+      FROM subject
+     CROSS JOIN retention_setting() AS setting
+     CROSS JOIN LATERAL (
+           SELECT CASE WHEN subject.kind OPERATOR(pg_catalog.=) 'operation' THEN coalesce((SELECT policy.retention FROM operation_policy AS policy
+                                                WHERE policy.operation OPERATOR(pg_catalog.=) subject.name), setting.retention)
+                      ELSE coalesce((SELECT policy.retention FROM subscriber_policy AS policy
+                                      WHERE policy.subscriber OPERATOR(pg_catalog.=) subject.name), setting.message_retention)
+                  END AS retention) AS kept
 )
 SELECT known.kind,
        known.name,
        coalesce(sample.records, 0) AS estimated_records,
-       CASE known.kind
-           WHEN 'operation' THEN (SELECT created_at FROM request_result WHERE operation = known.name ORDER BY created_at LIMIT 1)
-           ELSE (SELECT created_at FROM processed_message WHERE subscriber = known.name ORDER BY created_at LIMIT 1)
+       CASE WHEN known.kind OPERATOR(pg_catalog.=) 'operation'
+           THEN (SELECT created_at FROM request_result
+                  WHERE operation OPERATOR(pg_catalog.=) known.name ORDER BY created_at LIMIT 1)
+           ELSE (SELECT created_at FROM processed_message
+                  WHERE subscriber OPERATOR(pg_catalog.=) known.name ORDER BY created_at LIMIT 1)
        END AS oldest,
        known.retention,
-       CASE known.kind
-           WHEN 'operation' THEN (SELECT count(*) FROM (SELECT FROM request_result
-                                                         WHERE operation = known.name AND created_at < statement_timestamp() - known.retention
-                                                         LIMIT 100000) AS expired)
-           ELSE (SELECT count(*) FROM (SELECT FROM processed_message
-                                        WHERE subscriber = known.name AND created_at < statement_timestamp() - known.retention
-                                        LIMIT 100000) AS expired)
+       CASE WHEN known.kind OPERATOR(pg_catalog.=) 'operation'
+           THEN (SELECT pg_catalog.count(*)
+                   FROM (SELECT FROM request_result
+                          WHERE operation OPERATOR(pg_catalog.=) known.name
+                            AND created_at OPERATOR(pg_catalog.<) known.cutoff
+                          LIMIT 100000) AS expired)
+           ELSE (SELECT pg_catalog.count(*)
+                   FROM (SELECT FROM processed_message
+                          WHERE subscriber OPERATOR(pg_catalog.=) known.name
+                            AND created_at OPERATOR(pg_catalog.<) known.cutoff
+                          LIMIT 100000) AS expired)
        END AS expired,
        fence.purged_before,
        progress.purged_at AS last_purge,
@@ -334,9 +356,12 @@ SELECT known.kind,
        progress.deleted AS last_deleted,
        known.worker
   FROM known
-  LEFT JOIN sample ON sample.kind = known.kind AND sample.name = known.name
-  LEFT JOIN retention_fence AS fence ON fence.kind = known.kind AND fence.name = known.name
-  LEFT JOIN purge_progress AS progress ON progress.kind = known.kind AND progress.name = known.name
+  LEFT JOIN sample
+    ON sample.kind OPERATOR(pg_catalog.=) known.kind AND sample.name OPERATOR(pg_catalog.=) known.name
+  LEFT JOIN retention_fence AS fence
+    ON fence.kind OPERATOR(pg_catalog.=) known.kind AND fence.name OPERATOR(pg_catalog.=) known.name
+  LEFT JOIN purge_progress AS progress
+    ON progress.kind OPERATOR(pg_catalog.=) known.kind AND progress.name OPERATOR(pg_catalog.=) known.name
  ORDER BY known.kind, known.name;
 
 COMMENT ON VIEW retention_status IS

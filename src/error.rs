@@ -64,8 +64,10 @@ pub enum Error {
     WithinTransaction,
     /// A function of the extension runs, but `pg_extension` does not know it.
     NotInstalled,
-    /// A table of the extension does not have the columns that it was created with.
+    /// A table of the extension is not what it was created as.
     ForeignTable,
+    /// A plan that changes of the catalogues made invalid each time that it was made.
+    Unsettled,
     /// A request could not be written as JSON, or the server's JSON not be read; no value is known that leads here.
     Json(serde_json::Error),
     /// SPI returned this code where it should have raised an error; no SQL is known that leads here.
@@ -250,8 +252,8 @@ impl Error {
             ),
             Self::WithinTransaction => (
                 Code::ERRCODE_INVALID_TRANSACTION_TERMINATION,
-                "purge cannot be called within a transaction block".into(),
-                Some("It commits after each batch.".into()),
+                "purge cannot be called where it cannot commit".into(),
+                Some("It commits after each batch, which a transaction block, a function, and a setting of the procedure's own do not allow.".into()),
                 text("Call it by itself, or use purge_expired_keys and purge_processed_messages."),
             ),
             Self::NotInstalled => (
@@ -262,9 +264,15 @@ impl Error {
             ),
             Self::ForeignTable => (
                 Code::ERRCODE_DATATYPE_MISMATCH,
-                "a table of extension \"idempotency_record\" has been altered".into(),
-                Some("A column does not have the type that it was created with.".into()),
-                text("Restore the column's type."),
+                "a table of extension \"idempotency_record\" is not as it was created".into(),
+                Some("It was renamed or replaced, or a column does not have the type that it was created with.".into()),
+                text("Undo that change."),
+            ),
+            Self::Unsettled => (
+                Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
+                "the catalogues change too fast".into(),
+                Some("Nothing was done.".into()),
+                text("Retry with the same key in a new transaction."),
             ),
             Self::Json(error) => {
                 (Code::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION, format!("JSON not understood: {error}"), None, None)
@@ -313,15 +321,16 @@ mod tests {
             Error::WithinTransaction,
             Error::NotInstalled,
             Error::ForeignTable,
+            Error::Unsettled,
             Error::Json(json),
             Error::Spi(-1),
         ]
     }
 
     #[test]
-    fn only_a_record_that_came_meanwhile_is_worth_a_retry() {
+    fn only_what_came_in_between_is_worth_a_retry() {
         for error in all() {
-            let worth_it = matches!(error, Error::RecordedMeanwhile);
+            let worth_it = matches!(error, Error::RecordedMeanwhile | Error::Unsettled);
             let (code, message, ..) = error.parts();
             assert_eq!(worth_it, code == PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE, "{message}");
         }

@@ -1,6 +1,6 @@
 //! What keeps records as they are: the triggers on `request_result` and `processed_message`.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::heap_tuple::PgHeapTuple;
@@ -13,25 +13,34 @@ use crate::purge::{self, Kind};
 use crate::raw;
 
 thread_local! {
-    /// Up to when the purge that this session is running may delete.
-    static PURGING: Cell<Option<i64>> = const { Cell::new(None) };
+    /// What the purge that this session is running may delete.
+    static PURGING: RefCell<Option<Purge>> = const { RefCell::new(None) };
 }
 
-/// While it lives, records that are older than the cutoff may be deleted.
+/// The records of one operation or subscriber that are older than the cutoff.
+struct Purge {
+    kind: &'static Kind,
+    name: Vec<u8>,
+    cutoff: i64,
+}
+
+/// While it lives, a purge may delete what it is to delete.
 pub struct Purging {
-    before: Option<i64>,
+    before: Option<Purge>,
 }
 
 impl Purging {
     /// Begins a batch of a purge.
-    pub fn begin(cutoff: TimestampWithTimeZone) -> Self {
-        Self { before: PURGING.replace(Some(cutoff.into())) }
+    pub fn begin(kind: &'static Kind, name: &[u8], cutoff: TimestampWithTimeZone) -> Self {
+        let purge = Purge { kind, name: name.to_vec(), cutoff: cutoff.into() };
+        Self { before: PURGING.with_borrow_mut(|purging| purging.replace(purge)) }
     }
 }
 
 impl Drop for Purging {
     fn drop(&mut self) {
-        PURGING.set(self.before);
+        let before = self.before.take();
+        PURGING.with_borrow_mut(|purging| *purging = before);
     }
 }
 
@@ -44,15 +53,24 @@ pub fn keep<'a>(trigger: &'a PgTrigger<'a>) -> Result<Option<PgHeapTuple<'a, All
         _ => return Err(Error::RecordKept("updated")),
     }
     let made = i64::from(raw::deleted_creation(trigger)?);
-    if PURGING.get().is_none_or(|cutoff| made >= cutoff) {
-        let kind = Kind::of_table(trigger.relid().map_err(|_| Error::ForeignTable)?)?;
-        let name = raw::deleted_text(trigger, kind.column())?;
+    let kind = Kind::of_table(trigger.relid().map_err(|_| Error::ForeignTable)?)?;
+    let name = raw::deleted_text(trigger, kind.column())?;
+    let purged = PURGING.with_borrow(|purging| {
+        purging
+            .as_ref()
+            .is_some_and(|purge| std::ptr::eq(purge.kind, kind) && purge.name == name && made < purge.cutoff)
+    });
+    if !purged {
         Spi::connect(|connected| {
             let cutoff = purge::expired_before(connected, kind, &name)?;
             if made >= i64::from(cutoff) {
                 return Err(Error::RecordKept("deleted before its retention has passed"));
             }
-            purge::move_fence(connected, kind, &name, cutoff)
+            // The fence moves once for many records.
+            match kind.find_fence(&name)? {
+                Some(fence) if i64::from(fence) > made => Ok(()),
+                _ => purge::move_fence(connected, kind, &name, cutoff),
+            }
         })?;
     }
     Ok(trigger.old())

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::fence::{OPERATION, SUBSCRIBER};
 use crate::keep::Purging;
 use crate::policy::{self, Policy};
-use crate::raw::{ActingAs, Call, Text};
+use crate::raw::{self, ActingAs, Call, Text};
 use crate::setting;
 use crate::statement::{self, Statement};
 
@@ -71,6 +71,12 @@ impl Kind {
             }
         }
         Err(Error::ForeignTable)
+    }
+
+    /// The fence of an operation or subscriber, if it has one.
+    pub fn find_fence(&self, name: &[u8]) -> Result<Option<TimestampWithTimeZone>, Error> {
+        let table = statement::own_table(c"retention_fence")?.ok_or(Error::ForeignTable)?;
+        raw::find_fence(table, self.name, name)
     }
 
     /// The column that names a record's operation or subscriber.
@@ -205,7 +211,7 @@ pub fn everything(batch_size: Option<i64>, budget: Option<Interval>, purger: &im
             && purger.run(|connected| work.step(connected))? == Step::Batch
         {
             purger.commit()?;
-            if reported.elapsed() > REPORTED {
+            if work.deleted > 0 && reported.elapsed() > REPORTED {
                 reported = Instant::now();
                 work.report();
             }
@@ -361,6 +367,10 @@ impl Work {
             self.find_progress(connected)?;
         }
         self.batches += 1;
+        if !self.lock_fence(connected)? {
+            self.state = State::Done;
+            return Ok(Step::Last);
+        }
         move_fence(connected, self.subject.kind, &self.subject.name, self.subject.cutoff)?;
         let sweep = match self.state {
             State::Main => {
@@ -388,6 +398,13 @@ impl Work {
         Ok(if self.state == State::Done { Step::Last } else { Step::Batch })
     }
 
+    /// Whether the fence can be moved without a wait. Somebody who deletes expired records by hand holds it until he commits;
+    /// the next purge comes.
+    fn lock_fence(&self, connected: &SpiClient<'_>) -> Result<bool, Error> {
+        let locked = !statement::LOCK_FENCE.run(connected, &self.names()?)?.is_empty();
+        Ok(locked || self.subject.kind.find_fence(&self.subject.name)?.is_none())
+    }
+
     fn find_progress(&mut self, connected: &SpiClient<'_>) -> Result<(), Error> {
         if !self.sweep_due {
             return Ok(());
@@ -409,7 +426,7 @@ impl Work {
     ) -> Result<bool, Error> {
         let [_, name] = self.names()?;
         let arguments = [name, bound(from)?.into(), to.into(), self.batch_size.into()];
-        let _purging = Purging::begin(self.subject.cutoff);
+        let _purging = Purging::begin(self.subject.kind, &self.subject.name, self.subject.cutoff);
         let batch = self.subject.kind.delete.run(connected, &arguments)?;
         let found = batch.first::<i64>(1)?.unwrap_or(0);
         let deleted = batch.first::<i64>(3)?.unwrap_or(0);

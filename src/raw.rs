@@ -22,5 +22,5 @@ pub use transaction::{ActingAs, Call};
 pub use value::{Int8Array, Jsonb, JsonbArray, Procedure, Row, Text, UuidArray};
 pub use worker::{
     current_database, find_databases, in_transaction, is_in_recovery, is_preloading, next_transaction, raise,
-    reload_configuration, report_activity,
+    reload_configuration, report_activity, set_transaction_defaults,
 };

@@ -696,6 +696,18 @@ pub static COUNT_MESSAGES: Statement = Statement {
     planning: Planning::InOrder,
 };
 
+/// $1 kind, $2 name: locks the fence; no row if there is none, or another session holds it.
+pub static LOCK_FENCE: Statement = Statement {
+    text: "SELECT FROM @extschema@.retention_fence
+            WHERE kind OPERATOR(pg_catalog.=) $1
+              AND name OPERATOR(pg_catalog.=) $2
+              FOR UPDATE SKIP LOCKED",
+    parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
+    text_0_1: None,
+    returning: "",
+    planning: Planning::ByIndex,
+};
+
 /// $1 kind, $2 name, $3 cutoff: moves the fence, never back.
 pub static MOVE_FENCE: Statement = Statement {
     text: "INSERT INTO @extschema@.retention_fence AS fence (kind, name, purged_before)

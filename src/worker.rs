@@ -28,6 +28,10 @@ const RESTART: Duration = Duration::from_secs(10);
 const SLEEP: Duration = Duration::from_secs(600);
 /// How soon it tries again where the server has no room for a worker.
 const RETRY: Duration = Duration::from_secs(10);
+/// How many workers run at a time: the server has few, which parallel queries and replication want too.
+const AT_ONCE: usize = 2;
+/// How soon the launcher looks whether one of them is done, if another database waits for it.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Whether this server preloaded the library; each process inherits it.
 static PRELOADED: AtomicBool = AtomicBool::new(false);
@@ -116,6 +120,7 @@ fn start_workers(databases: &mut HashMap<CString, Database>, interval: Duration)
         return SLEEP;
     };
     databases.retain(|name, _| named.iter().any(|(still, _)| still == name));
+    let mut running = databases.values().filter(|database| database.is_being_purged()).count();
     let mut sleep = SLEEP;
     for (name, oid) in named {
         let shown = name.to_string_lossy().into_owned();
@@ -136,11 +141,16 @@ fn start_workers(databases: &mut HashMap<CString, Database>, interval: Duration)
             continue;
         };
         database.missed = false;
+        if running >= AT_ONCE {
+            sleep = sleep.min(LOOK);
+            continue;
+        }
         match start_worker(&shown, oid) {
             Some(worker) => {
                 database.worker = Some(worker);
                 database.started = Some(Instant::now());
                 database.crowded = false;
+                running += 1;
             }
             None => {
                 if !std::mem::replace(&mut database.crowded, true) {
@@ -189,6 +199,7 @@ impl Purger for Worker {
 
 /// A purge worker's work, in the database that it is connected to.
 pub fn purge() {
+    raw::set_transaction_defaults();
     raw::report_activity(false, c"purging expired records");
     let purged = raw::in_transaction(|| {
         raw::find_extension()?; // Not created, or dropped since: then there is nothing to purge.

@@ -10,7 +10,7 @@ use std::ffi::CStr;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
-use super::scan::{Key, Row, column};
+use super::scan::{Key, Row, column, primary_key};
 use super::{Jsonb, Text};
 use crate::error::Error;
 
@@ -127,27 +127,13 @@ pub fn find_saved(
 /// # Safety
 /// The relation is open and locked.
 unsafe fn usable_index(relation: pg_sys::Relation, columns: &Columns) -> Option<pg_sys::Oid> {
-    // SAFETY: our caller promises the relation; the index is held open while it is looked at.
+    // SAFETY: our caller promises the relation.
     unsafe {
         let class = &*(*relation).rd_rel;
         if class.relrowsecurity || class.relkind as u8 != pg_sys::RELKIND_RELATION {
             return None;
         }
-        if !(*relation).rd_indexvalid {
-            pg_sys::list_free(pg_sys::RelationGetIndexList(relation));
-        }
-        let index = (*relation).rd_pkindex;
-        if index == pg_sys::InvalidOid {
-            return None;
-        }
-        let opened = pg_sys::index_open(index, pg_sys::AccessShareLock as i32);
-        let definition = &*(*opened).rd_index;
-        let usable = definition.indisvalid
-            && definition.indnkeyatts == 3
-            && definition.indkey.values.as_slice(3) == columns.identity
-            && (1..3).all(|at| *(*opened).rd_indcollation.add(at) == pg_sys::C_COLLATION_OID);
-        pg_sys::index_close(opened, pg_sys::AccessShareLock as i32);
-        usable.then_some(index)
+        primary_key(relation, &columns.identity)
     }
 }
 

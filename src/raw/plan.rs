@@ -18,6 +18,8 @@ use super::transaction::is_acting;
 use super::{Jsonb, Text};
 use crate::error::Error;
 
+/// How often a plan is asked for that other sessions' changes make invalid each time.
+const ATTEMPTS: usize = 1_000;
 /// More parameters than any statement has.
 const PARAMETERS: usize = 8;
 
@@ -40,7 +42,7 @@ pub struct Plan {
 impl Plan {
     /// Parses and saves a statement, whose text is in the database's encoding. It is planned once for any arguments.
     pub fn prepare(
-        _connected: &SpiClient<'_>,
+        connected: &SpiClient<'_>,
         text: Vec<u8>,
         parameters: &[PgBuiltInOids],
         planning: Planning,
@@ -48,20 +50,11 @@ impl Plan {
         let text = CString::new(text).map_err(|_| Error::Spi(pg_sys::SPI_ERROR_ARGUMENT))?;
         let mut types: Vec<pg_sys::Oid> = parameters.iter().map(|&builtin| builtin.into()).collect();
         let options = pg_sys::CURSOR_OPT_GENERIC_PLAN;
-        // SAFETY: `_connected` proves that SPI is connected, text and types outlive the call, and the server copies them.
-        // Parsing may want a snapshot, which a worker and a procedure after a commit do not have; an error leaves it to the
-        // server's clean-up.
+        // Parsing may want a snapshot, which a worker and a procedure after a commit do not have.
+        let _snapshot = Snapshot::ensure(connected);
+        // SAFETY: `connected` proves that SPI is connected, text and types outlive the call, and the server copies them.
         let plan = unsafe {
-            let without_snapshot = !pg_sys::ActiveSnapshotSet();
-            if without_snapshot {
-                pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-            }
-            let plan =
-                pg_sys::SPI_prepare_cursor(text.as_ptr(), types.len() as i32, types.as_mut_ptr(), options as i32);
-            if without_snapshot {
-                pg_sys::PopActiveSnapshot();
-            }
-            plan
+            pg_sys::SPI_prepare_cursor(text.as_ptr(), types.len() as i32, types.as_mut_ptr(), options as i32)
         };
         // SAFETY: SPI_result is the server's word on the call above.
         let plan = NonNull::new(plan).ok_or(Error::Spi(unsafe { pg_sys::SPI_result }))?;
@@ -93,14 +86,8 @@ impl Plan {
                 nulls[at] = b' ' as core::ffi::c_char;
             }
         }
-        // A worker has all rights of a tables' owner, by whose grace others may make schemas: what it runs has to be ours.
-        if is_acting() && !self.touches_only(tables) {
-            return Err(Error::ForeignTable);
-        }
-        self.plan_for_caller(connected, tables);
-        if is_acting() && !self.touches_only(tables) {
-            return Err(Error::ForeignTable);
-        }
+        let _snapshot = Snapshot::ensure(connected);
+        self.plan_for_caller(connected, tables)?;
         let _generic = GenericPlan::begin();
         // SAFETY: `connected` proves that SPI is connected, the plan is ours until dropped, and both arrays are longer
         // than the plan has parameters.
@@ -134,37 +121,107 @@ impl Plan {
     ///
     /// So a caller may do through us what our statements do, and nothing else changes: functions, triggers and row policies
     /// run as the caller, as they do through a view. Tables are told by oid, so that a relation that somebody put in the place
-    /// of one of ours is used with the caller's own privileges. The locks that are taken here keep the plan valid until it
-    /// has run.
-    fn plan_for_caller(&self, _connected: &SpiClient<'_>, tables: &[pg_sys::Oid]) {
+    /// of one of ours is used with the caller's own privileges.
+    ///
+    /// What other sessions changed may make the plan invalid while it is made or looked at, and the server would then make one
+    /// of its own. So it is asked for again until it is valid; from then on until it runs nothing looks at a catalogue, and the
+    /// tables are locked.
+    fn plan_for_caller(&self, _connected: &SpiClient<'_>, tables: &[pg_sys::Oid]) -> Result<(), Error> {
         let _by_index = ByIndex::begin(self.planning == Planning::InOrder);
-        // SAFETY: SPI is connected; the plan is kept, as both functions ask, and the reference that the first takes is
-        // given back to the same owner. The plan belongs to this backend alone, and nobody runs it while it is changed.
-        unsafe {
-            let cached = pg_sys::SPI_plan_get_cached_plan(self.plan.as_ptr());
-            if !cached.is_null() {
-                for statement in pgrx::PgList::<pg_sys::PlannedStmt>::from_pg((*cached).stmt_list).iter_ptr() {
-                    check_as_owner(statement, tables);
+        for _ in 0..ATTEMPTS {
+            // A worker has all rights of the tables' owner, by whose grace others may make schemas: what it runs has to be
+            // ours, also while it is planned, which runs functions that are declared immutable.
+            if is_acting() && !self.touches_only(tables) {
+                return Err(Error::ForeignTable);
+            }
+            let owners = self.owners(tables);
+            // SAFETY: SPI is connected; the plan is kept, as both functions ask, and the reference that the first takes is
+            // given back to the same owner. The plan belongs to this backend alone, and nobody runs it while it is changed.
+            let ready = unsafe {
+                let cached = pg_sys::SPI_plan_get_cached_plan(self.plan.as_ptr());
+                if cached.is_null() {
+                    return Err(Error::Spi(pg_sys::SPI_ERROR_ARGUMENT));
                 }
+                let checked = pgrx::PgList::<pg_sys::PlannedStmt>::from_pg((*cached).stmt_list)
+                    .iter_ptr()
+                    .all(|statement| check_as_owner(statement, tables, &owners));
+                let valid = (*cached).is_valid && pg_sys::SPI_plan_is_valid(self.plan.as_ptr());
                 pg_sys::ReleaseCachedPlan(cached, pg_sys::CurrentResourceOwner);
+                checked && valid
+            };
+            if ready {
+                return if is_acting() && !self.touches_only(tables) { Err(Error::ForeignTable) } else { Ok(()) };
             }
         }
+        Err(Error::Unsettled)
+    }
+
+    /// The tables of these that the plan is known to touch, and who owns them.
+    fn owners(&self, tables: &[pg_sys::Oid]) -> Vec<(pg_sys::Oid, pg_sys::Oid)> {
+        // SAFETY: as in `touches_only`.
+        let touched: Vec<pg_sys::Oid> = unsafe {
+            let sources = pg_sys::SPI_plan_get_plan_sources(self.plan.as_ptr());
+            let sources = pgrx::PgList::<pg_sys::CachedPlanSource>::from_pg(sources);
+            let relations = sources.iter_ptr().map(|source| (*source).relationOids);
+            relations
+                .flat_map(|list| pgrx::PgList::<pg_sys::Oid>::from_pg(list).iter_oid().collect::<Vec<_>>())
+                .collect()
+        };
+        let ours = touched.into_iter().filter(|relation| tables.contains(relation));
+        ours.filter_map(|relation| Some((relation, find_owner(relation)?))).collect()
     }
 }
 
-/// Has the privileges on these tables checked for their owners, as for the tables of a view.
+/// Has the privileges on these tables checked for their owners, as for the tables of a view. False if one was not known to be
+/// touched.
 ///
 /// # Safety
 /// The statement is a plan that nobody runs at this moment.
-unsafe fn check_as_owner(statement: *mut pg_sys::PlannedStmt, tables: &[pg_sys::Oid]) {
+unsafe fn check_as_owner(
+    statement: *mut pg_sys::PlannedStmt,
+    tables: &[pg_sys::Oid],
+    owners: &[(pg_sys::Oid, pg_sys::Oid)],
+) -> bool {
     // SAFETY: our caller promises a plan; the list and what is in it belong to it.
     unsafe {
         #[cfg(any(feature = "pg14", feature = "pg15"))]
         let entries = pgrx::PgList::<pg_sys::RangeTblEntry>::from_pg((*statement).rtable);
         #[cfg(not(any(feature = "pg14", feature = "pg15")))]
         let entries = pgrx::PgList::<pg_sys::RTEPermissionInfo>::from_pg((*statement).permInfos);
-        for entry in entries.iter_ptr().filter(|&entry| tables.contains(&(*entry).relid)) {
-            (*entry).checkAsUser = find_owner((*entry).relid).unwrap_or(pg_sys::InvalidOid);
+        entries.iter_ptr().filter(|&entry| tables.contains(&(*entry).relid)).all(|entry| {
+            let owner = owners.iter().find(|(table, _)| *table == (*entry).relid);
+            (*entry).checkAsUser = owner.map_or(pg_sys::InvalidOid, |(_, owner)| *owner);
+            owner.is_some()
+        })
+    }
+}
+
+/// While it lives, there is a snapshot that keeps plans valid which depend on the oldest one.
+struct Snapshot {
+    pushed: bool,
+}
+
+impl Snapshot {
+    fn ensure(_connected: &SpiClient<'_>) -> Self {
+        // SAFETY: within a transaction. An error leaves the snapshot to the server's clean-up, and unwinding to `drop`, which
+        // looks whether it is still there.
+        unsafe {
+            let pushed = !pg_sys::ActiveSnapshotSet();
+            if pushed {
+                pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+            }
+            Self { pushed }
+        }
+    }
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        // SAFETY: as in `ensure`.
+        unsafe {
+            if self.pushed && !std::thread::panicking() && pg_sys::ActiveSnapshotSet() {
+                pg_sys::PopActiveSnapshot();
+            }
         }
     }
 }

@@ -60,12 +60,13 @@ pub fn find_extension() -> Option<Extension> {
         pg_sys::Datum::from(name.as_ptr()),
     );
     let index = pg_sys::Oid::from(pg_sys::ExtensionNameIndexId);
-    let (oid, namespace, version, tables) = first_row(pg_sys::ExtensionRelationId, index, &[key], |row| {
-        let namespace = row.get::<pg_sys::Oid>(pg_sys::Anum_pg_extension_extnamespace as i16)?;
-        let version = row.get::<Vec<u8>>(pg_sys::Anum_pg_extension_extversion as i16)?;
-        let tables = row.get::<Vec<pg_sys::Oid>>(pg_sys::Anum_pg_extension_extconfig as i16).unwrap_or_default();
-        Some((row.get::<pg_sys::Oid>(pg_sys::Anum_pg_extension_oid as i16)?, namespace, version, tables))
-    })???;
+    let (oid, namespace, version, tables) =
+        first_row(pg_sys::ExtensionRelationId, Index::Of(index), &[key], |row| {
+            let namespace = row.get::<pg_sys::Oid>(pg_sys::Anum_pg_extension_extnamespace as i16)?;
+            let version = row.get::<Vec<u8>>(pg_sys::Anum_pg_extension_extversion as i16)?;
+            let tables = row.get::<Vec<pg_sys::Oid>>(pg_sys::Anum_pg_extension_extconfig as i16).unwrap_or_default();
+            Some((row.get::<pg_sys::Oid>(pg_sys::Anum_pg_extension_oid as i16)?, namespace, version, tables))
+        })???;
     // Who may write pg_extension.extconfig is who creates the extension, so that its tables are the extension's own.
     let (tables, names) = tables.into_iter().filter_map(|table| Some((table, relation_name(table)?))).unzip();
     let mut extension =
@@ -100,9 +101,7 @@ pub fn has_row_security(table: pg_sys::Oid) -> bool {
 pub(super) fn find_database(name: &CStr) -> Option<pg_sys::Oid> {
     let name = pg_sys::Datum::from(name.as_ptr());
     let key = Key::of_type(pg_sys::Anum_pg_database_datname as i16, pg_sys::NAMEOID, pg_sys::F_NAMEEQ, name);
-    first_row(pg_sys::DatabaseRelationId, pg_sys::InvalidOid, &[key], |row| {
-        row.get(pg_sys::Anum_pg_database_oid as i16)
-    })??
+    first_row(pg_sys::DatabaseRelationId, Index::None, &[key], |row| row.get(pg_sys::Anum_pg_database_oid as i16))??
 }
 
 /// The row of an operation in the extension's `operation_policy`; an error if that is not the table that it was created as.
@@ -163,8 +162,7 @@ fn deleted_row(trigger: &PgTrigger<'_>) -> Result<(pg_sys::Oid, Row), Error> {
 
 /// The first row of one of our tables, which `read` cannot do without.
 fn own_row<T>(table: pg_sys::Oid, keys: &[Key], read: impl FnOnce(&Row) -> Option<T>) -> Result<Option<T>, Error> {
-    // No index: these tables are small, and which index a table's owner has is not for sure.
-    match first_row(table, pg_sys::InvalidOid, keys, read).ok_or(Error::ForeignTable)? {
+    match first_row(table, Index::PrimaryKey, keys, read).ok_or(Error::ForeignTable)? {
         Some(None) => Err(Error::ForeignTable),
         Some(row) => Ok(row),
         None => Ok(None),
@@ -288,17 +286,49 @@ impl Key {
     }
 }
 
+/// By which index a row is looked up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Index {
+    /// By none.
+    None,
+    /// By this one, of a catalogue.
+    Of(pg_sys::Oid),
+    /// By the primary key, if that is of the columns that are compared, in this order.
+    PrimaryKey,
+}
+
+/// The primary key of a table, if it is of these columns.
+///
+/// # Safety
+/// The relation is open and locked.
+pub(super) unsafe fn primary_key(relation: pg_sys::Relation, columns: &[i16]) -> Option<pg_sys::Oid> {
+    // SAFETY: our caller promises the relation; the index is held open while it is looked at.
+    unsafe {
+        if !(*relation).rd_indexvalid {
+            pg_sys::list_free(pg_sys::RelationGetIndexList(relation));
+        }
+        let index = (*relation).rd_pkindex;
+        if index == pg_sys::InvalidOid {
+            return None;
+        }
+        let opened = pg_sys::index_open(index, pg_sys::AccessShareLock as i32);
+        let definition = &*(*opened).rd_index;
+        let collations = std::slice::from_raw_parts((*opened).rd_indcollation, columns.len());
+        let usable = definition.indisvalid
+            && usize::try_from(definition.indnkeyatts) == Ok(columns.len())
+            && definition.indkey.values.as_slice(columns.len()) == columns
+            && collations.iter().all(|&collation| [pg_sys::InvalidOid, pg_sys::C_COLLATION_OID].contains(&collation));
+        pg_sys::index_close(opened, pg_sys::AccessShareLock as i32);
+        usable.then_some(index)
+    }
+}
+
 /// The most columns that any look-up compares.
 const KEYS: usize = 2;
 
 /// Reads the first row whose columns equal the keys, texts in the collation "C". `None` if there is no such table any more,
 /// or it has been altered since its columns were looked up; else the row, if there is one.
-fn first_row<T>(
-    table: pg_sys::Oid,
-    index: pg_sys::Oid,
-    keys: &[Key],
-    read: impl FnOnce(&Row) -> T,
-) -> Option<Option<T>> {
+fn first_row<T>(table: pg_sys::Oid, index: Index, keys: &[Key], read: impl FnOnce(&Row) -> T) -> Option<Option<T>> {
     // SAFETY: the order of calls is the server's own for a scan of a catalogue. The relation stays open and locked until
     // the row has been read, so that the types of its key columns, which are checked under the lock, are the ones that are
     // compared; after an error the server closes all.
@@ -317,8 +347,15 @@ fn first_row<T>(
             for (scan_key, key) in scan_keys.iter_mut().zip(keys) {
                 *scan_key = key.scan_key();
             }
-            let by_index = index != pg_sys::InvalidOid;
-            let (snapshot, count) = (core::ptr::null_mut(), keys.len() as i32);
+            let attributes: Vec<i16> = keys.iter().map(|key| key.attribute).collect();
+            let index = match index {
+                Index::None => None,
+                Index::Of(index) => Some(index),
+                Index::PrimaryKey => primary_key(relation, &attributes),
+            };
+            let by_index = index.is_some();
+            let (index, snapshot) = (index.unwrap_or(pg_sys::InvalidOid), core::ptr::null_mut());
+            let count = keys.len() as i32;
             let scan = pg_sys::systable_beginscan(relation, index, by_index, snapshot, count, scan_keys.as_mut_ptr());
             let tuple = pg_sys::systable_getnext(scan);
             result = Some((!tuple.is_null()).then(|| read(&Row { tuple, description: (*relation).rd_att })));

@@ -61,6 +61,23 @@ pub fn reload_configuration() {
     unsafe { pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP) };
 }
 
+/// Has a worker's transactions write, and see what others commit, whatever its database's settings say for sessions.
+pub fn set_transaction_defaults() {
+    for (name, value) in
+        [(c"default_transaction_read_only", c"off"), (c"default_transaction_isolation", c"read committed")]
+    {
+        // SAFETY: two settings of the server's own with values that they take; the server copies both.
+        unsafe {
+            pg_sys::SetConfigOption(
+                name.as_ptr(),
+                value.as_ptr(),
+                pg_sys::GucContext::PGC_SUSET,
+                pg_sys::GucSource::PGC_S_OVERRIDE,
+            );
+        }
+    }
+}
+
 /// What the process does, or waits for if it is idle, for pg_stat_activity.
 pub fn report_activity(idle: bool, activity: &CStr) {
     let state = if idle { pg_sys::BackendState::STATE_IDLE } else { pg_sys::BackendState::STATE_RUNNING };
