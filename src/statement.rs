@@ -547,9 +547,9 @@ pub static LOCK_PURGE: Statement = Statement {
     planning: Planning::InOrder,
 };
 
-/// The operations that have records, a policy or a fence, the one whose purge is the longest ago first, and when that was. An index entry of a
-/// deleted record may have to be stepped over while an old snapshot is held; an operation's newest entry is the least
-/// likely to be one.
+/// The operations that have records, a policy or a fence, the one whose purge is the longest ago first, and when that was.
+/// An index entry of a deleted record may have to be stepped over while an old snapshot is held; an operation's newest
+/// entry is the least likely to be one.
 pub static FIND_OPERATIONS: Statement = Statement {
     text: "WITH RECURSIVE found AS (
                (SELECT operation FROM @extschema@.request_result

@@ -114,7 +114,9 @@ fn a_purge_that_is_interrupted_keeps_what_it_committed_and_leaves_nothing_behind
         let interrupt = if terminate { "pg_terminate_backend" } else { "pg_cancel_backend" };
         assert_eq!(value(&mut holder, &format!("SELECT {interrupt}({backend})")), "t");
         let (mut session, result) = call.join().expect("no panic");
-        assert_eq!(outcome(result), if terminate { "57P01" } else { "57014" });
+        let expected: &[_] = if terminate { &["57P01", "closed"] } else { &["57014"] };
+        let got = outcome(result);
+        assert!(expected.contains(&got.as_str()), "{got}");
         wait_until(&mut client, &format!("SELECT NOT EXISTS (SELECT FROM pg_locks WHERE pid = {backend})"));
         assert_eq!(value(&mut client, RECORDS), "6001");
         let progress = "SELECT format('%s %s', deleted, purged_before > now() - interval '49 hours')
