@@ -101,6 +101,7 @@ impl Operation for Change {
     fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Jsonb, Error> {
         account::lock(connected, account)?;
         let balance = account::change_balance(connected, account, self.by)?;
-        Jsonb::from_serialize(&Balance { balance: balance.ok_or(Error::InsufficientBalance(account))? })
+        let balance = Balance { balance: balance.ok_or(Error::InsufficientBalance(account))? };
+        Ok(Jsonb::from_serialize(&balance)?.outliving(connected))
     }
 }

@@ -10,7 +10,7 @@ mod transaction;
 mod value;
 mod worker;
 
-pub use catalog::{catalog_generation, is_current_transaction};
+pub use catalog::{accept_invalidations, catalog_generation, is_current_transaction};
 pub use lookup::{Columns, Lookup, Saved, find_saved};
 pub use plan::{Plan, Planning, Rows};
 pub use scan::{

@@ -15,7 +15,7 @@ use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
-use crate::raw::{Columns, Extension, Plan, Planning, Rows, catalog_generation, find_extension};
+use crate::raw::{Columns, Extension, Plan, Planning, Rows, accept_invalidations, catalog_generation, find_extension};
 
 /// The first version, see [`Statement`].
 const VERSION_0_1: &[u8] = b"0.1.0";
@@ -783,6 +783,8 @@ impl Statement {
         connected: &SpiClient<'conn>,
         arguments: &[DatumWithOid<'_>],
     ) -> Result<Rows<'conn>, Error> {
+        // The call may have waited since it began, for a lock or for a trigger, and the schema got another name meanwhile.
+        accept_invalidations();
         let extension = extension()?;
         // No borrow is held while the plan runs: a trigger may call us again.
         self.plan(connected, &extension)?.run(connected, arguments, extension.tables())

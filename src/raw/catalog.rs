@@ -26,6 +26,13 @@ pub fn catalog_generation() -> u64 {
     1
 }
 
+/// Learns now of what other sessions changed in the catalogues, which the server else does when it locks a relation: after
+/// it has looked for the relation under a name that may be another's by now.
+pub fn accept_invalidations() {
+    // SAFETY: the server calls it itself wherever it locks a relation.
+    unsafe { pg_sys::AcceptInvalidationMessages() };
+}
+
 /// No `pg_guard`: nothing in it can raise an error or panic, and the server may call it within a critical section.
 unsafe extern "C-unwind" fn catalog_changed(_argument: pg_sys::Datum, _cache: core::ffi::c_int, _hash: u32) {
     CATALOG_GENERATION.set(CATALOG_GENERATION.get().wrapping_add(1).max(1));

@@ -5,6 +5,7 @@ use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::datum::Datum;
 use pgrx::nullable::Nullable;
 use pgrx::prelude::*;
+use pgrx::spi::SpiClient;
 use serde::Serialize;
 
 use crate::error::Error;
@@ -132,6 +133,12 @@ impl JsonbArray {
 }
 
 impl Jsonb {
+    /// The same in the memory of our function's caller, where it outlives the connection to SPI.
+    pub fn outliving(self, _connected: &SpiClient<'_>) -> Self {
+        // SAFETY: SPI is connected, and the datum is a valid varlena.
+        Self(unsafe { pg_sys::SPI_datumTransfer(self.0, false, -1) })
+    }
+
     /// A request or response that Rust describes, as `jsonb`.
     pub fn from_serialize(value: &impl Serialize) -> Result<Self, Error> {
         let value = serde_json::to_value(value).map_err(Error::Json)?;

@@ -3,6 +3,8 @@
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
 CREATE EXTENSION idempotency_record;
+-- Records are changed by hand as a superuser can who means it: the triggers that keep them as they are do not fire.
+CREATE PROCEDURE tamper(statement text) LANGUAGE plpgsql SET session_replication_role = replica AS 'BEGIN EXECUTE statement; END';
 
 CREATE FUNCTION refusal(call text, OUT code text, OUT message text, OUT detail text, OUT hint text,
                         OUT constraint_name text) LANGUAGE plpgsql AS $$
@@ -69,7 +71,7 @@ VALUES (2, 'debit:v1', 'stored', '{"amount": 7}',
         '{"balance": 12345678901234567890.10, "note": "a \"b\" \\", "list": [1, null, {"a": 1e3}]}');
 SELECT debit_once(2, 'stored', 7)::text = response::text AS same, debit_once(2, 'stored', 7)
   FROM request_result WHERE request_key = 'stored';
-DELETE FROM request_result WHERE request_key = 'stored';
+CALL tamper($t$DELETE FROM request_result WHERE request_key = 'stored'$t$);
 
 -- A repeat with another amount is refused, names the field, shows no saved value, and changes nothing.
 \x on
@@ -126,7 +128,7 @@ SELECT * FROM refusal($$SELECT debit_once(-9223372036854775808, 'early', 1)$$);
 TABLE books;
 INSERT INTO account VALUES (404, 1);
 SELECT debit_once(404, 'early', 1);
-DELETE FROM request_result WHERE account_id = 404;
+CALL tamper($t$DELETE FROM request_result WHERE account_id = 404$t$);
 DELETE FROM account WHERE account_id = 404;
 
 -- A key of more than 255 bytes is refused with the limit and its length, and nothing is kept.
@@ -240,7 +242,7 @@ DROP VIEW versions;
 -- Inserting a stored identity by hand hits the primary key.
 SELECT * FROM code_of($$INSERT INTO request_result (account_id, operation, request_key, request, response)
     VALUES (1, 'debit:v1', 'checkout-42', '{"amount": 100}', '{"balance": 900}')$$);
--- So does changing another record into it.
+-- Nor is another record changed into it: a record is never changed.
 SELECT * FROM code_of($$UPDATE request_result SET request_key = 'checkout-42' WHERE request_key = 'between'$$);
 
 -- An account with records cannot be deleted, and no record can name an unknown account.
@@ -268,7 +270,7 @@ SELECT name, code, message, detail
 -- Also where the saved request is no object, and has no fields.
 SELECT name, code, message
   FROM unnest(ARRAY['array', 'scalar', 'json-null']) AS name, refusal(format('SELECT debit_once(2, %L, 10)', name));
-DELETE FROM request_result WHERE account_id = 2;
+CALL tamper($t$DELETE FROM request_result WHERE account_id = 2$t$);
 
 -- Each refusal leaves the caller's transaction usable: in one transaction, between two debits.
 BEGIN;

@@ -2,6 +2,8 @@
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
 CREATE EXTENSION idempotency_record;
+-- Records are changed by hand as a superuser can who means it: the triggers that keep them as they are do not fire.
+CREATE PROCEDURE tamper(statement text) LANGUAGE plpgsql SET session_replication_role = replica AS 'BEGIN EXECUTE statement; END';
 
 -- Every field of an error of ours; of the server's errors the tests look at the SQLSTATE alone.
 CREATE FUNCTION refusal(call text, OUT code text, OUT message text, OUT detail text, OUT hint text) LANGUAGE plpgsql AS $$
@@ -81,7 +83,7 @@ SELECT account, quote_nullable(key) AS key, amount, code, message
 SELECT * FROM refusal($$SELECT credit_once(NULL, 'k', 1)$$);
 SELECT * FROM refusal(format('SELECT credit_once(1, %L, 1)', repeat('é', 128)));
 SELECT credit_once(1, repeat('é', 127) || 'e', 1) = credit_once(1, repeat('é', 127) || 'e', 1) AS longest;
-DELETE FROM request_result WHERE length(request_key) = 128;
+CALL tamper($t$DELETE FROM request_result WHERE length(request_key) = 128$t$);
 
 -- An unknown account is refused by name; once it exists, the same key executes.
 \x on

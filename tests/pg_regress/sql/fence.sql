@@ -3,6 +3,8 @@
 SET client_min_messages = warning;
 SET TimeZone = 'UTC';
 CREATE EXTENSION idempotency_record;
+-- Records are changed by hand as a superuser can who means it: the triggers that keep them as they are do not fire.
+CREATE PROCEDURE tamper(statement text) LANGUAGE plpgsql SET session_replication_role = replica AS 'BEGIN EXECUTE statement; END';
 
 CREATE FUNCTION refusal(call text, OUT code text, OUT message text, OUT detail text, OUT hint text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -44,8 +46,8 @@ SELECT debit_once(1, 'a', 1, '-infinity'), debit_once(1, 'b', 1, '1970-01-01 00:
        accept_message('s', v7('2001-01-01 00:00+00')::uuid, 1), apply_message_once('s', v7('2001-01-02 00:00+00')::uuid, 1, 1);
 SELECT outcome($$debit_once(1, 'c', 1, 'infinity')$$) AS said, outcome($$debit_once(1, v7(now() + interval '1 day'), 1)$$) AS key,
        outcome($$accept_message('s', v7(now() + interval '1 day')::uuid, 1)$$) AS message;
-DELETE FROM request_result;
-DELETE FROM processed_message;
+CALL tamper($t$DELETE FROM request_result$t$);
+CALL tamper($t$DELETE FROM processed_message$t$);
 UPDATE account SET balance = 1000;
 SELECT setval('runs', 1, false);
 
@@ -159,7 +161,7 @@ INSERT INTO retention_fence VALUES ('operation', 'debit:v1', '2022-02-22 19:22:2
 INSERT INTO retention_fence VALUES ('operation', 'debit:v1', now());
 
 -- What is recorded is replayed, whatever date comes with it, and is told a mismatch from an expired key.
-DELETE FROM request_result;
+CALL tamper($t$DELETE FROM request_result$t$);
 INSERT INTO request_result (account_id, operation, request_key, request, response)
 VALUES (1, 'debit:v1', v7('2022-01-01 00:00+00'), '{"amount": 100}', '{"balance": 4711}');
 INSERT INTO processed_message (subscriber, message_id, account_id) VALUES ('s', v7('2022-01-01 00:00+00')::uuid, 1);
@@ -221,8 +223,8 @@ RESET idempotency_record.require_key;
 -- The whole of a dated key's life. It executes once and replays; after the purge of its record it is refused, for ever; so is
 -- any key as old as that, and a new one of now executes.
 SET idempotency_record.clock_skew = 0;
-DELETE FROM request_result;
-DELETE FROM processed_message;
+CALL tamper($t$DELETE FROM request_result$t$);
+CALL tamper($t$DELETE FROM processed_message$t$);
 DELETE FROM retention_fence;
 UPDATE account SET balance = 1000;
 SELECT clock_timestamp() AS then \gset

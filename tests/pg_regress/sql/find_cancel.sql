@@ -2,6 +2,8 @@
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
 CREATE EXTENSION idempotency_record;
+-- Records are changed by hand as a superuser can who means it: the triggers that keep them as they are do not fire.
+CREATE PROCEDURE tamper(statement text) LANGUAGE plpgsql SET session_replication_role = replica AS 'BEGIN EXECUTE statement; END';
 
 -- Every field of an error of ours; of the server's errors the tests look at the SQLSTATE alone.
 CREATE FUNCTION refusal(call text, OUT code text, OUT message text, OUT detail text, OUT hint text) LANGUAGE plpgsql AS $$
@@ -26,7 +28,7 @@ SELECT debit_once(1, 'k', 100), run_once(1, 'note:v1', 'k', '{"what": "a", "answ
 
 -- find_request: the row of this account, operation and key, or none.
 SELECT account_id, operation, request_key, request, response, request_fingerprint, cancelled FROM find_request(1, 'debit:v1', 'k');
-SELECT f = r AS the_whole_row FROM find_request(1, 'debit:v1', 'k') AS f, request_result AS r WHERE r.operation = 'debit:v1';
+SELECT to_jsonb(f) = to_jsonb(r) AS the_whole_row FROM find_request(1, 'debit:v1', 'k') AS f, request_result AS r WHERE r.operation = 'debit:v1';
 SELECT count(*) FROM find_request(2, 'debit:v1', 'k');
 SELECT count(*) FROM find_request(1, 'credit:v1', 'k');
 SELECT count(*) FROM find_request(1, 'debit:v1', 'K');
@@ -115,7 +117,7 @@ ROLLBACK TO SAVEPOINT s;
 SELECT debit_once(1, 'savepoint', 1), cancel_request(1, 'debit:v1', 'savepoint');
 COMMIT;
 -- A purge ends it, as it ends every record.
-UPDATE request_result SET created_at = now() - interval '2 days' WHERE request_key = 'cancelled' AND operation = 'debit:v1' AND account_id = 1;
+CALL tamper($t$UPDATE request_result SET created_at = now() - interval '2 days' WHERE request_key = 'cancelled' AND operation = 'debit:v1' AND account_id = 1$t$);
 SELECT purge_expired_keys('1 day');
 SELECT debit_once(1, 'cancelled', 10);
 

@@ -2,6 +2,8 @@
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
 CREATE EXTENSION idempotency_record;
+-- Records are changed by hand as a superuser can who means it: the triggers that keep them as they are do not fire.
+CREATE PROCEDURE tamper(statement text) LANGUAGE plpgsql SET session_replication_role = replica AS 'BEGIN EXECUTE statement; END';
 
 CREATE FUNCTION refusal(call text, OUT code text, OUT message text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -44,7 +46,7 @@ SELECT octet_length(key), pg_column_size(key) < 100 AS is_compressed FROM compre
 SELECT debit_once(1, key, 1) FROM compressed WHERE octet_length(key) = 255;
 SELECT * FROM refusal('SELECT debit_once(1, key, 1) FROM compressed WHERE octet_length(key) = 256');
 DROP TABLE compressed, sized;
-DELETE FROM request_result;
+CALL tamper($t$DELETE FROM request_result$t$);
 UPDATE account SET balance = 1000;
 
 -- Every one of these is another key. Each executes once, and replays its own answer.
@@ -136,7 +138,7 @@ SELECT debit_once(2, 'scoped', 1);
 SELECT operation, response FROM request_result WHERE request_key = 'scoped' ORDER BY operation;
 
 -- Neither is a mismatch of the other operation's record one of this operation.
-DELETE FROM request_result WHERE request_key = 'scoped' AND operation = 'debit:v1';
+CALL tamper($t$DELETE FROM request_result WHERE request_key = 'scoped' AND operation = 'debit:v1'$t$);
 SELECT debit_once(2, 'scoped', 2);
 
 -- Account and key are two parts, and not one string: 1 and 11 are not 11 and 1.

@@ -39,6 +39,10 @@ SELECT run_once(1, 'note:v1', NULL, '{"what": "a", "answer": {"noted": 1}}', 'no
 SELECT run_once(1, 'note:v1', NULL, '{"what": "a", "answer": {"noted": 1}}', 'note(bigint, jsonb)');
 SELECT count(*) AS runs FROM run;
 TABLE books;
+-- Each call of a statement answers for itself.
+SELECT debit_once(1, NULL, 1), credit_once(1, NULL, 2), debit_once(1, NULL, 3), run_once(1, 'note:v1', NULL, '{"what": "b", "answer": 2}', 'note(bigint, jsonb)'), credit_once(1, NULL, 2);
+SELECT response FROM generate_series(1, 3) AS i, LATERAL debit_once_outcome(1, CASE WHEN i = 0 THEN 'k' END, 1);
+UPDATE account SET balance = balance + 3 WHERE account_id = 1;
 -- The WARNING says what it is about; the text is ours.
 \set VERBOSITY terse
 SELECT debit_once(1, NULL, 1);

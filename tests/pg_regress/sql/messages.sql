@@ -2,6 +2,8 @@
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
 CREATE EXTENSION idempotency_record;
+-- Records are changed by hand as a superuser can who means it: the triggers that keep them as they are do not fire.
+CREATE PROCEDURE tamper(statement text) LANGUAGE plpgsql SET session_replication_role = replica AS 'BEGIN EXECUTE statement; END';
 
 -- Every field of an error of ours; of the server's errors the tests look at the SQLSTATE alone.
 CREATE FUNCTION refusal(call text, OUT code text, OUT message text, OUT detail text, OUT hint text) LANGUAGE plpgsql AS $$
@@ -57,7 +59,7 @@ SELECT right(id::text, 2) AS id FROM accept_messages('p', ms(3), '{1}') AS id;
 SELECT count(*) FROM accept_messages('p', ms(3), '{1}', '{"1"}');
 
 -- A mismatch with the record, or among copies, is refused, says which, and nothing of the call is recorded.
-TRUNCATE processed_message;
+CALL tamper($t$TRUNCATE processed_message$t$);
 SELECT count(*) FROM accept_messages('p', ms(1), '{1}', '{1}');
 \x on
 SELECT * FROM refusal($$SELECT accept_messages('p', ms(7, 1), '{1, 2}', '{7, 1}')$$);

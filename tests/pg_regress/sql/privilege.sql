@@ -3,7 +3,6 @@
 SET client_min_messages = warning;
 CREATE ROLE regress_ir_nobody;
 CREATE ROLE regress_ir_debit;
-CREATE ROLE regress_ir_replay;
 CREATE ROLE regress_ir_purge;
 
 -- A database whose owner gives new objects to PUBLIC does not give these.
@@ -40,11 +39,10 @@ DROP VIEW owned;
 SELECT oid::regprocedure, prosecdef AS security_definer, proconfig FROM pg_proc
  WHERE proname IN ('debit_once', 'purge_expired_keys', 'purge_processed_messages', 'purge') ORDER BY oid::regprocedure::text;
 
+-- Records are changed by hand as a superuser can who means it: the triggers that keep them as they are do not fire.
+CREATE PROCEDURE tamper(statement text) LANGUAGE plpgsql SET session_replication_role = replica AS 'BEGIN EXECUTE statement; END';
 INSERT INTO account VALUES (1, 1000);
-GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint) TO regress_ir_debit, regress_ir_replay;
-GRANT SELECT, UPDATE ON account TO regress_ir_debit;
-GRANT SELECT, INSERT ON request_result TO regress_ir_debit;
-GRANT SELECT ON request_result TO regress_ir_replay;
+GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint) TO regress_ir_debit;
 GRANT EXECUTE ON FUNCTION purge_expired_keys(interval), purge_expired_keys(), purge_processed_messages(interval), purge_processed_messages()
    TO regress_ir_purge;
 GRANT EXECUTE ON PROCEDURE purge TO regress_ir_purge;
@@ -71,7 +69,7 @@ RESET ROLE;
 -- A role with the grants that the function's comment names can debit, replay, and is told each refusal. It cannot
 -- purge, delete or change a record, or create or delete an account.
 SELECT obj_description('debit_once(bigint,text,bigint)'::regprocedure) LIKE
-       '%The caller needs EXECUTE, SELECT and UPDATE on account, SELECT and INSERT on request_result.' AS commented;
+       '% The caller needs EXECUTE.' AS commented;
 SET ROLE regress_ir_debit;
 SELECT debit_once(1, 'k', 100);
 SELECT debit_once(1, 'k', 100);
@@ -83,24 +81,19 @@ SELECT purge_expired_keys();
 CALL purge();
 DELETE FROM request_result;
 UPDATE request_result SET response = '{}';
+INSERT INTO request_result (account_id, operation, request_key, request, response) VALUES (1, 'debit:v1', 'forged', '{"amount": 1}', '{}');
+TABLE account;
+TABLE request_result;
+UPDATE account SET balance = 1000000;
 INSERT INTO account VALUES (2, 1000);
 DELETE FROM account;
-RESET ROLE;
-
--- A role with SELECT on request_result alone can replay and no more; without rights on the account it learns nothing of it.
-SET ROLE regress_ir_replay;
-SELECT debit_once(1, 'k', 100);
-SELECT debit_once(1, 'k', 101);
-SELECT debit_once(1, 'k2', 1);
-SELECT debit_once(404, 'k2', 1);
-TABLE account;
 RESET ROLE;
 
 -- A role with EXECUTE alone, which is what the comments name, can purge, whatever else it may not: see or delete a record, say
 -- how long records are kept, move the fence, debit. It works with the owner's rights in the purge and no longer.
 SELECT oid::regprocedure AS purge, obj_description(oid) LIKE '%. The caller needs EXECUTE.' AS commented
   FROM pg_proc WHERE proname LIKE 'purge%' ORDER BY oid::regprocedure::text;
-UPDATE request_result SET created_at = now() - interval '2 days';
+CALL tamper($t$UPDATE request_result SET created_at = now() - interval '2 days'$t$);
 INSERT INTO processed_message (subscriber, message_id, account_id, created_at)
 SELECT 's', md5(i::text)::uuid, 1, now() - i * interval '5 days' FROM generate_series(1, 3) AS i;
 SET ROLE regress_ir_purge;
@@ -127,7 +120,7 @@ RESET ROLE;
 SELECT count(*) AS messages FROM processed_message;
 INSERT INTO request_result (account_id, operation, request_key, request, response, created_at)
 VALUES (1, 'debit:v1', 'old', '{"amount": 1}', '{"balance": 0}', now() - interval '3 days');
-UPDATE processed_message SET created_at = now() - interval '8 days';
+CALL tamper($t$UPDATE processed_message SET created_at = now() - interval '8 days'$t$);
 SET ROLE regress_ir_purge;
 CALL purge();
 SELECT current_user = 'regress_ir_purge' AS himself;
@@ -176,7 +169,7 @@ END $$;
 REVOKE CREATE ON SCHEMA public FROM regress_ir_owner;
 DROP ROLE regress_ir_owner;
 
--- Each of these grants is needed: without it, 42501, and nothing is kept.
+-- That grant is needed: without it, 42501, and nothing is kept.
 CREATE PROCEDURE without(grants text, role text, call text) LANGUAGE plpgsql AS $$
 DECLARE
     code text := '00000';
@@ -194,10 +187,6 @@ BEGIN
 END $$;
 CREATE TABLE outcome (without text, code text);
 CALL without('EXECUTE ON FUNCTION debit_once(bigint, text, bigint)', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
-CALL without('SELECT ON account', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
-CALL without('UPDATE ON account', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
-CALL without('SELECT ON request_result', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
-CALL without('INSERT ON request_result', 'regress_ir_debit', $$debit_once(1, 'without', 1)$$);
 CALL without('EXECUTE ON FUNCTION purge_expired_keys(interval)', 'regress_ir_purge', $$purge_expired_keys('1 day')$$);
 CALL without('EXECUTE ON FUNCTION purge_expired_keys()', 'regress_ir_purge', $$purge_expired_keys()$$);
 CALL without('EXECUTE ON FUNCTION purge_processed_messages(interval)', 'regress_ir_purge', $$purge_processed_messages('1 day')$$);
@@ -217,16 +206,15 @@ DROP SCHEMA closed;
 SELECT debit_once(1, 'role', 1);
 SET ROLE regress_ir_debit;
 SELECT debit_once(1, 'role', 1), debit_once(1, 'role-2', 1);
-SET ROLE regress_ir_replay;
-SELECT debit_once(1, 'role', 1);
-SELECT debit_once(1, 'role-3', 1);
 SET ROLE regress_ir_nobody;
 SELECT debit_once(1, 'role', 1);
+SELECT debit_once(1, 'role-3', 1);
 RESET ROLE;
-REVOKE SELECT ON request_result FROM regress_ir_replay;
-SET ROLE regress_ir_replay;
+REVOKE EXECUTE ON FUNCTION debit_once(bigint, text, bigint) FROM regress_ir_debit;
+SET ROLE regress_ir_debit;
 SELECT debit_once(1, 'role', 1);
 RESET ROLE;
+GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint) TO regress_ir_debit;
 SELECT debit_once(1, 'role-4', 1);
 
 -- SECURITY DEFINER functions of others lend their rights, as usual.
@@ -236,7 +224,7 @@ SELECT lend('lent'), lend('lent');
 RESET ROLE;
 DROP FUNCTION lend;
 
--- Row security applies to the caller: an account that a policy hides is unknown, and nothing is kept.
+-- Row security applies to the caller: an account that a policy hides is refused, and nothing is kept.
 INSERT INTO account VALUES (2, 1000);
 ALTER TABLE account ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own ON account TO regress_ir_debit USING (account_id = 1);
@@ -283,5 +271,5 @@ DROP FUNCTION retryable;
 DROP PROCEDURE without;
 DROP TABLE outcome;
 DROP EXTENSION idempotency_record;
-DROP OWNED BY regress_ir_nobody, regress_ir_debit, regress_ir_replay, regress_ir_purge;
-DROP ROLE regress_ir_nobody, regress_ir_debit, regress_ir_replay, regress_ir_purge;
+DROP OWNED BY regress_ir_nobody, regress_ir_debit, regress_ir_purge;
+DROP ROLE regress_ir_nobody, regress_ir_debit, regress_ir_purge;

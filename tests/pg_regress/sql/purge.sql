@@ -2,6 +2,8 @@
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
 CREATE EXTENSION idempotency_record;
+-- Records are changed by hand as a superuser can who means it: the triggers that keep them as they are do not fire.
+CREATE PROCEDURE tamper(statement text) LANGUAGE plpgsql SET session_replication_role = replica AS 'BEGIN EXECUTE statement; END';
 
 CREATE FUNCTION refusal(call text, OUT code text, OUT message text, OUT detail text, OUT hint text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -17,7 +19,7 @@ SELECT purge_expired_keys('1 day');
 SELECT purge_expired_keys('0');
 
 INSERT INTO account VALUES (1, 100000);
-CREATE PROCEDURE fill() LANGUAGE sql AS $$
+CREATE PROCEDURE fill() LANGUAGE sql SET session_replication_role = replica AS $$
     DELETE FROM request_result;
     INSERT INTO request_result (account_id, operation, request_key, request, response, created_at)
     SELECT 1, 'debit:v1', name, '{"amount": 1}', '{"balance": 0}', clock_timestamp() - age::interval
@@ -95,11 +97,11 @@ SELECT purge_expired_keys('0');
 SELECT count(*) FROM processed_message;
 
 -- A purged key that is not dated is a new key: it executes again, also with another request. Until then it replays.
-DELETE FROM request_result;
+CALL tamper($t$DELETE FROM request_result$t$);
 SELECT debit_once(1, 'k', 1);
 SELECT purge_expired_keys('1 hour');
 SELECT debit_once(1, 'k', 1);
-UPDATE request_result SET created_at = created_at - interval '2 hours';
+CALL tamper($t$UPDATE request_result SET created_at = created_at - interval '2 hours'$t$);
 SELECT debit_once(1, 'k', 1);
 SELECT debit_once(1, 'k', 2);
 SELECT purge_expired_keys('1 hour');
@@ -163,7 +165,7 @@ CREATE PROCEDURE fill_many(name text) LANGUAGE sql AS $$
     SELECT 1, 'debit:v1', name || i, '{"amount": 1}', '{"balance": 0}', clock_timestamp() - i * interval '1 minute'
       FROM generate_series(1, 20000) AS i;
 $$;
-DELETE FROM request_result;
+CALL tamper($t$DELETE FROM request_result$t$);
 -- Also where the planner knows nothing of the table yet.
 CALL fill_many('first ');
 SELECT * FROM purge_counting_scans('20001 minutes');

@@ -3,6 +3,8 @@
 SET client_min_messages = warning;
 SET TimeZone = 'UTC';
 CREATE EXTENSION idempotency_record;
+-- Records are changed by hand as a superuser can who means it: the triggers that keep them as they are do not fire.
+CREATE PROCEDURE tamper(statement text) LANGUAGE plpgsql SET session_replication_role = replica AS 'BEGIN EXECUTE statement; END';
 
 SELECT relname, obj_description(oid) IS NOT NULL AS commented FROM pg_class WHERE relname = 'retention_status';
 -- Nothing is there to purge.
@@ -30,7 +32,7 @@ SELECT subscriber, md5(made)::uuid, 1, made::timestamptz
 TABLE status;
 -- A debit of now has not expired, and the setting counts for those without a policy.
 SELECT debit_once(1, 'now', 1), credit_once(1, 'now', 1);
-UPDATE request_result SET created_at = clock_timestamp() - interval '50 minutes' WHERE request_key = 'now';
+CALL tamper($t$UPDATE request_result SET created_at = clock_timestamp() - interval '50 minutes' WHERE request_key = 'now'$t$);
 SELECT name, records, oldest, retention, expired FROM status WHERE kind = 'operation';
 SET idempotency_record.retention = '40min';
 SET idempotency_record.message_retention = '30d';
@@ -39,7 +41,7 @@ RESET idempotency_record.retention;
 RESET idempotency_record.message_retention;
 
 -- After a purge.
-UPDATE request_result SET created_at = '2400-01-01 00:00+00' WHERE request_key = 'now';
+CALL tamper($t$UPDATE request_result SET created_at = '2400-01-01 00:00+00' WHERE request_key = 'now'$t$);
 SELECT purge_expired_keys('1000 days');
 TABLE status;
 CALL purge();
@@ -48,8 +50,8 @@ SELECT purge_expired_keys('0'), purge_processed_messages();
 SELECT kind, name, records, oldest, expired, fence, deleted FROM status;
 -- The fence is the fence, and stays where everything else is gone.
 SELECT count(*) FROM retention_status JOIN retention_fence USING (kind, name) WHERE retention_status.purged_before = retention_fence.purged_before;
-DELETE FROM request_result;
-DELETE FROM processed_message;
+CALL tamper($t$DELETE FROM request_result$t$);
+CALL tamper($t$DELETE FROM processed_message$t$);
 DELETE FROM operation_policy;
 DELETE FROM subscriber_policy;
 DELETE FROM purge_progress;
@@ -63,9 +65,9 @@ DELETE FROM retention_fence;
 INSERT INTO request_result (account_id, operation, request_key, request, response, created_at)
 SELECT 1, 'debit:v1', i, '{}', '{}', '2020-01-01 00:00+00'::timestamptz + i * interval '1 second' FROM generate_series(1, 100002) AS i;
 SELECT name, records BETWEEN 50000 AND 150000 AS records, oldest, expired FROM status;
-DELETE FROM request_result WHERE request_key::int > 99999;
+CALL tamper($t$DELETE FROM request_result WHERE request_key::int > 99999$t$);
 SELECT name, records BETWEEN 50000 AND 150000 AS records, oldest, expired FROM status;
-TRUNCATE request_result;
+CALL tamper($t$TRUNCATE request_result$t$);
 
 -- The worker: none here, and it says what is missing.
 SELECT DISTINCT worker FROM retention_setting();

@@ -2,6 +2,8 @@
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
 CREATE EXTENSION idempotency_record;
+-- Records are changed by hand as a superuser can who means it: the triggers that keep them as they are do not fire.
+CREATE PROCEDURE tamper(statement text) LANGUAGE plpgsql SET session_replication_role = replica AS 'BEGIN EXECUTE statement; END';
 
 -- Every field of an error of ours; of the server's errors the tests look at the SQLSTATE alone.
 CREATE FUNCTION refusal(call text, OUT code text, OUT message text, OUT detail text, OUT hint text) LANGUAGE plpgsql AS $$
@@ -72,7 +74,7 @@ SELECT * FROM refusal($$SELECT run_once(1, 'pay', 'k', '{}', 'pay(bigint, jsonb)
 SELECT * FROM refusal($$SELECT run_once(1, 'debit:v1', 'k', '{}', 'pay(bigint, jsonb)')$$);
 \x off
 SELECT ran();
-DELETE FROM request_result WHERE request_key = 'names';
+CALL tamper($t$DELETE FROM request_result WHERE request_key = 'names'$t$);
 
 -- NULL and empty arguments, and an unknown account.
 SELECT code, message FROM refusal($$SELECT run_once(NULL, 'pay:v1', 'n', '{}', 'pay(bigint, jsonb)')$$)
@@ -135,7 +137,7 @@ SELECT request, run_once(2, 'request:v1', request::text, request, 'echo(bigint, 
        run_once(2, 'request:v1', request::text, request, 'echo(bigint, jsonb)')
   FROM unnest(ARRAY['null', '[]', '1', '"text"']::jsonb[]) AS request;
 SELECT run_once(2, 'request:v1', 'null', '{}', 'echo(bigint, jsonb)');
-DELETE FROM request_result WHERE operation IN ('answer:v1', 'request:v1');
+CALL tamper($t$DELETE FROM request_result WHERE operation IN ('answer:v1', 'request:v1')$t$);
 
 -- A handler that raises leaves nothing, its SQLSTATE passes through, and the key is free.
 CREATE FUNCTION raises(p_account bigint, p_request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -312,7 +314,7 @@ SELECT request_key FROM request_result WHERE operation = 'who:v1' ORDER BY reque
 INSERT INTO request_result (account_id, operation, request_key, request) VALUES (1, 'pay:v1', 'by hand', '{}');
 INSERT INTO request_result (account_id, operation, request_key, request, response) VALUES (1, 'pay:v1', 'by hand', '{}', NULL);
 INSERT INTO request_result (account_id, operation, request_key, response) VALUES (1, 'pay:v1', 'by hand', '{}');
-UPDATE request_result SET response = NULL WHERE request_key = 'k';
+CALL tamper($t$UPDATE request_result SET response = NULL WHERE request_key = 'k'$t$);
 -- While the handler runs there is no record, neither for its own session nor, by that, in what a crash would leave.
 CREATE FUNCTION looks(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS $$SELECT to_jsonb(count(*)) FROM request_result WHERE operation = 'looks:v1'$$;
 SELECT run_once(1, 'looks:v1', 'l', '{}', 'looks(bigint, jsonb)');

@@ -234,9 +234,13 @@ SELECT balance, (SELECT count(*) FROM request_result) AS records FROM account;
 ALTER TABLE request_result ADD CONSTRAINT request_result_pkey PRIMARY KEY (account_id, operation, request_key);
 SELECT * FROM works('protected again');
 
--- A response cannot become another type under our feet: find_request stands for the row as it is.
+-- A response of another type is refused rather than misread, and nothing is kept.
 ALTER TABLE request_result ALTER COLUMN response TYPE text;
-SELECT * FROM works('jsonb still');
+SELECT debit_once(1, 'as text', 1);
+SELECT debit_once(1, 'known', 10);
+SELECT balance, (SELECT count(*) FROM request_result) AS records FROM account;
+ALTER TABLE request_result ALTER COLUMN response TYPE jsonb USING response::jsonb;
+SELECT * FROM works('jsonb again');
 
 -- A balance of another type is refused rather than misread, and nothing is kept. Back again, everything works.
 ALTER TABLE account ALTER COLUMN balance TYPE numeric;
@@ -246,7 +250,9 @@ ALTER TABLE account ALTER COLUMN balance TYPE bigint;
 SELECT * FROM works('bigint again');
 
 -- A record that vanished with TRUNCATE makes its key a new one.
-TRUNCATE request_result;
+-- Records are changed by hand as a superuser can who means it: the triggers that keep them as they are do not fire.
+CREATE PROCEDURE tamper(statement text) LANGUAGE plpgsql SET session_replication_role = replica AS 'BEGIN EXECUTE statement; END';
+CALL tamper($t$TRUNCATE request_result$t$);
 SELECT debit_once(1, 'known', 20);
 
 DROP FUNCTION works;

@@ -2,6 +2,8 @@
 \set VERBOSITY sqlstate
 SET client_min_messages = warning;
 CREATE EXTENSION idempotency_record;
+-- Records are changed by hand as a superuser can who means it: the triggers that keep them as they are do not fire.
+CREATE PROCEDURE tamper(statement text) LANGUAGE plpgsql SET session_replication_role = replica AS 'BEGIN EXECUTE statement; END';
 INSERT INTO account VALUES (1, 1000), (2, 1000);
 
 CREATE VIEW books AS
@@ -111,7 +113,7 @@ BEGIN
 END $$;
 SELECT field, code_with_rewritten(field) FROM unnest(ARRAY['response', 'request', 'key', 'operation', 'account']) AS field;
 TABLE books;
-DELETE FROM request_result WHERE request_key NOT IN ('known', 'fires', 'timed');
+CALL tamper($t$DELETE FROM request_result WHERE request_key NOT IN ('known', 'fires', 'timed')$t$);
 UPDATE account SET balance = 1000;
 
 -- A trigger's own error passes through, and nothing is left.
@@ -186,7 +188,7 @@ BEGIN
     END IF;
     RETURN NEW;
 END $$;
-CREATE FUNCTION give_back() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION give_back() RETURNS trigger LANGUAGE plpgsql SET session_replication_role = replica AS $$
 BEGIN
     IF pg_trigger_depth() = 1 THEN
         DELETE FROM request_result WHERE request_key = 'comes and goes';
