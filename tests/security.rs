@@ -1,0 +1,656 @@
+//! Who may do what: `docs/security.md` against the catalogue, tenants who try to reach one another, attacks that must have no
+//! effect, and records that stay as they are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::LazyLock;
+
+use client_tests::{
+    Cluster, balance, contents, debit, major, outcome, report, simple, sqlstate, value, wait_until, wait_until_blocked,
+};
+use postgres::{Client, Config, NoTls};
+
+static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&["wal_level=logical", "max_wal_senders=10"]));
+
+/// The functions that an application and a consumer call.
+const CALLED: &str = "debit_once(bigint, text, bigint), debit_once(bigint, text, bigint, timestamptz),
+    debit_once_outcome(bigint, text, bigint), debit_once_outcome(bigint, text, bigint, timestamptz),
+    credit_once(bigint, text, bigint), credit_once(bigint, text, bigint, timestamptz),
+    credit_once_outcome(bigint, text, bigint), credit_once_outcome(bigint, text, bigint, timestamptz),
+    run_once(bigint, text, text, jsonb, regprocedure), run_once(bigint, text, text, jsonb, regprocedure, timestamptz),
+    run_once_outcome(bigint, text, text, jsonb, regprocedure),
+    run_once_outcome(bigint, text, text, jsonb, regprocedure, timestamptz),
+    cancel_request(bigint, text, text), find_request(bigint, text, text),
+    accept_message(text, uuid, bigint, jsonb), apply_message_once(text, uuid, bigint, bigint, jsonb),
+    accept_messages(text, uuid[], bigint[], jsonb[]), accept_version(text, text, bigint)";
+
+/// The objects of the extension; row types and array types are not listed on every major.
+const MEMBERS: &str = "
+    SELECT d.classid, d.objid FROM pg_depend AS d JOIN pg_extension AS e ON d.refobjid = e.oid
+     WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND e.extname = 'idempotency_record'
+       AND d.classid <> 'pg_type'::regclass";
+
+/// A database with the extension, whose accounts 1 and 2 hold 1000 each, and roles of its own.
+struct Bank {
+    database: String,
+}
+
+impl Bank {
+    fn new() -> Self {
+        let bank = Self { database: CLUSTER.database() };
+        bank.superuser()
+            .batch_execute(
+                "INSERT INTO account VALUES (1, 1000), (2, 1000);
+                 CREATE FUNCTION echo(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $2'",
+            )
+            .expect("accounts");
+        bank
+    }
+
+    /// The name of a role of this database's own.
+    fn role(&self, name: &str) -> String {
+        format!("{}_{name}", self.database)
+    }
+
+    /// Makes roles that can log in and call the functions.
+    fn callers(&self, names: &[&str]) {
+        let mut superuser = self.superuser();
+        for name in names {
+            let role = self.role(name);
+            superuser
+                .batch_execute(&format!("CREATE ROLE {role} LOGIN; GRANT EXECUTE ON FUNCTION {CALLED} TO {role}"))
+                .expect("a role");
+        }
+    }
+
+    fn superuser(&self) -> Client {
+        CLUSTER.connect_to(&self.database)
+    }
+
+    /// A session of the role itself, not of a superuser who has set it.
+    fn session(&self, name: &str) -> Client {
+        Config::new()
+            .host_path(CLUSTER.directory())
+            .user(&self.role(name))
+            .dbname(&self.database)
+            .options("-c statement_timeout=60s")
+            .connect(NoTls)
+            .expect("a session")
+    }
+
+    /// Runs SQL in which `@name@` stands for a role of this database's own, as a superuser.
+    fn run(&self, sql: &str) {
+        self.superuser().batch_execute(&self.named(sql)).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+
+    fn named(&self, sql: &str) -> String {
+        let mut text = String::new();
+        for (i, part) in sql.split('@').enumerate() {
+            text += &if i % 2 == 1 { self.role(part) } else { part.to_owned() };
+        }
+        text
+    }
+}
+
+/// Everything that the extension's tables hold.
+fn everything(client: &mut Client) -> String {
+    let others = "SELECT concat((SELECT string_agg(v::text, ' ' ORDER BY v.subscriber, v.entity) FROM accepted_version AS v), '--',
+                                (SELECT string_agg(f::text, ' ' ORDER BY f.kind, f.name) FROM retention_fence AS f))";
+    format!("{}\n--\n{}", contents(client), value(client, others))
+}
+
+/// SQL that a client sends outside a transaction.
+fn got(client: &mut Client, sql: &str) -> String {
+    outcome(simple(client, sql))
+}
+
+/// Runs one statement that returns nothing.
+fn done(client: &mut Client, sql: &str) -> String {
+    match client.batch_execute(sql) {
+        Ok(()) => "done".into(),
+        Err(error) => sqlstate(&error).to_owned(),
+    }
+}
+
+// ---- docs/security.md against the catalogue ------------------------------------------------------------------------
+
+fn document() -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the root of the repository");
+    std::fs::read_to_string(root.join("docs/security.md")).expect("docs/security.md")
+}
+
+/// The part of the document under this heading, up to the next one of the same level.
+fn section<'a>(markdown: &'a str, heading: &str) -> &'a str {
+    let start = markdown.find(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("no section {heading}"));
+    let rest = &markdown[start + 4..];
+    rest.find("\n## ").map_or(rest, |end| &rest[..end])
+}
+
+/// The objects that the document lists: identity and kind, to who has which privileges.
+fn listed() -> BTreeMap<(String, String), BTreeMap<String, BTreeSet<String>>> {
+    let markdown = document();
+    let mut listed = BTreeMap::new();
+    for line in section(&markdown, "Objects").lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [object, kind, grants, why] = cells[..] else { panic!("not four cells: {line}") };
+        assert!(!why.is_empty(), "no reason: {line}");
+        let mut granted = BTreeMap::new();
+        for grant in grants.split(';').map(str::trim).filter(|&grant| grant != "nobody") {
+            let (role, privileges) = grant.split_once(": ").unwrap_or_else(|| panic!("not `role: privileges`: {line}"));
+            let privileges = privileges.split(", ").map(str::to_owned).collect();
+            granted.insert(role.trim_matches('`').to_owned(), privileges);
+        }
+        let known = listed.insert((object.trim_matches('`').to_owned(), kind.to_owned()), granted);
+        assert!(known.is_none(), "listed twice: {line}");
+    }
+    listed
+}
+
+/// The objects of the extension as the document writes them.
+fn catalogued(client: &mut Client) -> BTreeSet<(String, String)> {
+    let sql = format!(
+        "WITH member AS ({MEMBERS})
+         SELECT relname::text, CASE relkind WHEN 'r' THEN 'table' WHEN 'v' THEN 'view' ELSE relkind::text END
+           FROM member JOIN pg_class AS c ON classid = 'pg_class'::regclass AND objid = c.oid
+         UNION ALL
+         SELECT proname || '(' || replace(oidvectortypes(proargtypes), 'timestamp with time zone', 'timestamptz') || ')',
+                CASE WHEN prorettype = 'trigger'::regtype THEN 'trigger function' WHEN prokind = 'p' THEN 'procedure'
+                     WHEN prokind = 'f' THEN 'function' ELSE prokind::text END
+           FROM member JOIN pg_proc AS p ON classid = 'pg_proc'::regclass AND objid = p.oid
+         UNION ALL
+         SELECT pg_describe_object(classid, objid, 0), 'other' FROM member
+          WHERE classid NOT IN ('pg_class'::regclass, 'pg_proc'::regclass)"
+    );
+    client.query(&sql, &[]).expect("the catalogue").iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+#[test]
+fn the_document_lists_every_object_and_no_other() {
+    let objects = catalogued(&mut Bank::new().superuser());
+    assert!(objects.len() > 30, "{objects:?}");
+    let listed: BTreeSet<_> = listed().into_keys().collect();
+    let missing: Vec<_> = objects.difference(&listed).collect();
+    let gone: Vec<_> = listed.difference(&objects).collect();
+    assert!(missing.is_empty() && gone.is_empty(), "not listed: {missing:?}\nlisted, but not there: {gone:?}");
+}
+
+#[test]
+fn the_roles_of_the_document_have_what_its_table_says_and_no_more() {
+    // A cluster of its own, since the roles have the names that the document gives them.
+    let cluster = Cluster::start(&[]);
+    let database = cluster.empty_database("");
+    let markdown = document();
+    for part in ["The model", "Roles"] {
+        let blocks = section(&markdown, part).split("```").skip(1).step_by(2);
+        for block in blocks.filter_map(|block| block.strip_prefix("sql\n")).take(1) {
+            cluster.connect_to(&database).batch_execute(block).unwrap_or_else(|error| panic!("{block}: {error:?}"));
+        }
+    }
+    let mut client = cluster.connect_to(&database);
+    client.batch_execute("SET search_path = bank").expect("the schema");
+    let sql = format!(
+        "WITH member AS ({MEMBERS}), granted AS (
+             SELECT relname::text AS object, a.grantee, a.privilege_type
+               FROM member JOIN pg_class AS c ON classid = 'pg_class'::regclass AND objid = c.oid,
+                    aclexplode(coalesce(relacl, acldefault('r', relowner))) AS a
+             UNION ALL
+             SELECT proname || '(' || replace(oidvectortypes(proargtypes), 'timestamp with time zone', 'timestamptz') || ')',
+                    a.grantee, a.privilege_type
+               FROM member JOIN pg_proc AS p ON classid = 'pg_proc'::regclass AND objid = p.oid,
+                    aclexplode(coalesce(proacl, acldefault('f', proowner))) AS a)
+         SELECT object, CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END, privilege_type FROM granted
+          WHERE grantee <> 'postgres'::regrole"
+    );
+    let mut granted = BTreeMap::<String, BTreeMap<String, BTreeSet<String>>>::new();
+    for row in client.query(&sql, &[]).expect("the grants") {
+        granted.entry(row.get(0)).or_default().entry(row.get(1)).or_default().insert(row.get(2));
+    }
+    for ((object, _), expected) in listed() {
+        assert_eq!(granted.remove(&object).unwrap_or_default(), expected, "{object}");
+    }
+    assert!(granted.is_empty(), "{granted:?}");
+}
+
+#[test]
+fn public_has_nothing_also_where_default_privileges_would_give_it() {
+    let database = CLUSTER.empty_database("");
+    let mut client = CLUSTER.connect_to(&database);
+    client
+        .batch_execute(
+            "ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC;
+             ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO PUBLIC;
+             ALTER DEFAULT PRIVILEGES GRANT ALL ON TYPES TO PUBLIC;
+             CREATE TABLE given (); CREATE FUNCTION given() RETURNS int LANGUAGE sql AS 'SELECT 1';
+             CREATE EXTENSION idempotency_record",
+        )
+        .expect("CREATE EXTENSION");
+    let public = |objects: &str| {
+        format!(
+            "WITH member (classid, objid) AS ({objects}), acl AS (
+                 SELECT objid::regclass::text AS object, coalesce(relacl, acldefault('r', relowner)) AS acl
+                   FROM member JOIN pg_class AS c ON classid = 'pg_class'::regclass AND objid = c.oid
+                 UNION ALL SELECT attrelid::regclass || '.' || attname, attacl
+                   FROM member JOIN pg_attribute ON classid = 'pg_class'::regclass AND objid = attrelid
+                 UNION ALL SELECT objid::regprocedure::text, coalesce(proacl, acldefault('f', proowner))
+                   FROM member JOIN pg_proc AS p ON classid = 'pg_proc'::regclass AND objid = p.oid)
+             SELECT coalesce(string_agg(DISTINCT object, ', ' ORDER BY object), 'none') FROM acl, aclexplode(acl) WHERE grantee = 0"
+        )
+    };
+    let control = "SELECT 'pg_class'::regclass::oid, 'given'::regclass::oid UNION SELECT 'pg_proc'::regclass, 'given()'::regprocedure";
+    assert_eq!(value(&mut client, &public(control)), "given, given()");
+    assert_eq!(value(&mut client, &public(MEMBERS)), "none");
+}
+
+// ---- tenants -------------------------------------------------------------------------------------------------------
+
+/// How the database knows the tenant; the three set-ups of docs/security.md.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Setup {
+    Role,
+    Setting,
+    Claims,
+}
+
+impl Setup {
+    const ALL: [Self; 3] = [Self::Role, Self::Setting, Self::Claims];
+
+    /// A database where account 1 is the tenant's a, account 2 the tenant's b.
+    fn bank(self) -> Bank {
+        let bank = Bank::new();
+        match self {
+            Self::Role => bank.callers(&["a", "b", "c"]),
+            Self::Setting => bank.callers(&["app"]),
+            Self::Claims => {
+                bank.callers(&["web_user"]);
+                bank.run("CREATE ROLE @authenticator@ LOGIN NOINHERIT; GRANT @web_user@ TO @authenticator@");
+            }
+        }
+        let (callers, tenant) = match self {
+            Self::Role => ("@a@, @b@, @c@", "current_user::text"),
+            Self::Setting => ("@app@", "current_setting('app.tenant', true)"),
+            Self::Claims => {
+                ("@web_user@", "(nullif(current_setting('request.jwt.claims', true), '')::json ->> 'tenant')")
+            }
+        };
+        bank.run(&format!(
+            "CREATE TABLE account_tenant (account_id bigint PRIMARY KEY REFERENCES account, tenant text NOT NULL CHECK (tenant <> ''));
+             INSERT INTO account_tenant VALUES (1, '{}'), (2, '{}');
+             ALTER TABLE account_tenant ENABLE ROW LEVEL SECURITY;
+             CREATE POLICY own ON account_tenant FOR SELECT USING (tenant = {tenant});
+             GRANT SELECT ON account_tenant TO {callers};
+             CREATE POLICY own ON account
+              USING (EXISTS (SELECT FROM account_tenant AS t WHERE t.account_id = account.account_id AND t.tenant = {tenant}));
+             ALTER TABLE account ENABLE ROW LEVEL SECURITY",
+            self.tenant(&bank, "a"),
+            self.tenant(&bank, "b"),
+        ));
+        bank
+    }
+
+    fn tenant(self, bank: &Bank, name: &str) -> String {
+        if self == Self::Role { bank.role(name) } else { name.to_owned() }
+    }
+
+    /// A session for a tenant, or one of the middleware, which serves all of them.
+    fn session(self, bank: &Bank, tenant: &str) -> Client {
+        match self {
+            Self::Role => bank.session(tenant),
+            Self::Setting => bank.session("app"),
+            Self::Claims => bank.session("authenticator"),
+        }
+    }
+
+    /// What the middleware sends at the beginning of a transaction.
+    fn beginning(self, bank: &Bank, tenant: &str) -> String {
+        let role = bank.role("web_user");
+        match (self, tenant) {
+            (Self::Role, _) | (Self::Setting, "c") => String::new(),
+            (Self::Setting, _) => format!("SET LOCAL app.tenant = '{tenant}'"),
+            (Self::Claims, "c") => format!("SET LOCAL ROLE {role}"),
+            (Self::Claims, _) => {
+                format!(
+                    "SET LOCAL ROLE {role}; SET LOCAL request.jwt.claims = '{{\"sub\": 7, \"tenant\": \"{tenant}\"}}'"
+                )
+            }
+        }
+    }
+}
+
+/// A tenant's session: `c` is a tenant who has no account, or whom nobody named.
+struct Tenant<'a> {
+    bank: &'a Bank,
+    setup: Setup,
+    name: &'a str,
+    client: Client,
+}
+
+impl<'a> Tenant<'a> {
+    fn new(setup: Setup, bank: &'a Bank, name: &'a str) -> Self {
+        Self { bank, setup, name, client: setup.session(bank, name) }
+    }
+
+    /// Sends SQL in a transaction of its own; the error whole, where it is refused.
+    fn send(&mut self, mode: &str, sql: &str) -> Result<String, postgres::Error> {
+        let beginning = self.setup.beginning(self.bank, self.name);
+        self.client.batch_execute(&format!("BEGIN {mode}; {beginning}")).expect("BEGIN");
+        let result = simple(&mut self.client, sql);
+        self.client.batch_execute(if result.is_ok() { "COMMIT" } else { "ROLLBACK" }).expect("the end");
+        result
+    }
+
+    fn call(&mut self, sql: &str) -> String {
+        outcome(self.send("", sql))
+    }
+}
+
+/// A key that was made, by its own account, before the fence that [`prepare`] sets.
+const EXPIRED: &str = "017f22e2-79b0-7cc3-98c4-dc0c0c07398f";
+
+/// Each function that takes an account, and an array of accounts of which one is the caller's own.
+fn calls(account: i64, own: i64, key: &str) -> Vec<String> {
+    let mut calls = Vec::new();
+    for dated in ["", ", now()", ", NULL"] {
+        for function in ["debit_once", "credit_once"] {
+            calls.push(format!("SELECT {function}({account}, '{key}', 10{dated})::text"));
+            calls.push(format!("SELECT response::text FROM {function}_outcome({account}, '{key}', 10{dated})"));
+        }
+        let arguments = format!("{account}, 'pay:v1', '{key}', '{{\"n\": 1}}', 'echo(bigint, jsonb)'{dated}");
+        calls.push(format!("SELECT run_once({arguments})::text"));
+        calls.push(format!("SELECT response::text FROM run_once_outcome({arguments})"));
+    }
+    for operation in ["debit:v1", "credit:v1", "pay:v1"] {
+        calls.push(format!("SELECT cancel_request({account}, '{operation}', '{key}')::text"));
+        calls.push(format!("SELECT count(*) FROM find_request({account}, '{operation}', '{key}')"));
+    }
+    let id = if key == EXPIRED { format!("'{key}'::uuid") } else { format!("md5('{key}')::uuid") };
+    for payload in ["", ", '{}'", ", '1'"] {
+        calls.push(format!("SELECT accept_message('s', {id}, {account}{payload})"));
+        calls.push(format!("SELECT apply_message_once('s', {id}, {account}, 5{payload})"));
+    }
+    for payloads in ["", ", '{1, 2}'"] {
+        let arrays = |ids: &str, accounts: &str| {
+            format!("SELECT count(*) FROM accept_messages('s', {ids}, {accounts}{payloads})")
+        };
+        let own_id = format!("md5('own {key}')::uuid");
+        calls.push(arrays(&format!("ARRAY[{id}, {id}]"), &format!("ARRAY[{account}, {account}]::bigint[]")));
+        calls.push(arrays(&format!("ARRAY[{own_id}, {id}]"), &format!("ARRAY[{own}, {account}]::bigint[]")));
+        calls.push(arrays(&format!("ARRAY[{id}, {own_id}]"), &format!("ARRAY[{account}, {own}]::bigint[]")));
+    }
+    calls
+}
+
+/// What tenant b has done with account 2 before anybody tries to reach it.
+fn prepare(bank: &Bank, b: &mut Tenant<'_>) {
+    for call in [
+        "debit_once(2, 'known', 10)::text",
+        "credit_once(2, 'known', 10)::text",
+        "run_once(2, 'pay:v1', 'known', '{\"n\": 1}', 'echo(bigint, jsonb)')::text",
+        "debit_once(2, 'other', 11)::text",
+        "credit_once(2, 'other', 11)::text",
+        "run_once(2, 'pay:v1', 'other', '{\"n\": 2}', 'echo(bigint, jsonb)')::text",
+        "cancel_request(2, 'debit:v1', 'cancelled')::text",
+        "cancel_request(2, 'credit:v1', 'cancelled')::text",
+        "cancel_request(2, 'pay:v1', 'cancelled')::text",
+        "accept_message('s', md5('known')::uuid, 2, '{}')",
+        "apply_message_once('s', md5('other')::uuid, 2, 6)",
+    ] {
+        let answer = b.call(&format!("SELECT {call}"));
+        assert!(answer.starts_with("done: "), "{call}: {answer}");
+    }
+    bank.run(
+        "INSERT INTO retention_fence SELECT kind, name, now() - interval '1 day'
+           FROM (VALUES ('operation', 'debit:v1'), ('operation', 'credit:v1'), ('operation', 'pay:v1'), ('subscriber', 's')) AS given (kind, name)",
+    );
+}
+
+#[test]
+fn no_tenant_reaches_another_through_any_function() {
+    for setup in Setup::ALL {
+        let bank = setup.bank();
+        let mut superuser = bank.superuser();
+        prepare(&bank, &mut Tenant::new(setup, &bank, "b"));
+        let before = everything(&mut superuser);
+        for name in ["a", "c"] {
+            let mut tenant = Tenant::new(setup, &bank, name);
+            for key in ["known", "other", "cancelled", "unknown", EXPIRED] {
+                for (existing, missing) in calls(2, 1, key).into_iter().zip(calls(404, 1, key)) {
+                    for mode in ["", "READ ONLY", "ISOLATION LEVEL SERIALIZABLE"] {
+                        let existing = report(tenant.send(mode, &existing));
+                        let missing = report(tenant.send(mode, &missing));
+                        assert_eq!(existing.code().code(), "42501", "{setup:?} {name} {mode}: {existing:?}");
+                        // No difference but the number tells whether there is such an account.
+                        let [existing, missing] = [existing, missing].map(|error| {
+                            let text = format!("{} {:?} {:?}", error.message(), error.detail(), error.hint());
+                            text.replace("account 404", "account 2").replace("account 1", "account 2")
+                        });
+                        assert_eq!(existing, missing, "{setup:?} {name} {mode}");
+                    }
+                }
+            }
+            assert_eq!(everything(&mut superuser), before, "{setup:?} {name}");
+        }
+    }
+}
+
+#[test]
+fn a_tenant_uses_its_own_account_and_repeats_its_own_requests() {
+    for setup in Setup::ALL {
+        let bank = setup.bank();
+        let mut superuser = bank.superuser();
+        prepare(&bank, &mut Tenant::new(setup, &bank, "b"));
+        let mut a = Tenant::new(setup, &bank, "a");
+        // The keys of b's account are free for a's; so are its messages to another subscriber.
+        let own: Vec<_> = calls(1, 1, "known").into_iter().map(|call| call.replace("'s'", "'t'")).collect();
+        let first: Vec<_> = own.iter().map(|call| a.call(call)).collect();
+        let refused: Vec<_> = own.iter().zip(&first).filter(|(_, answer)| !answer.starts_with("done: ")).collect();
+        assert!(refused.is_empty(), "{setup:?} {refused:?}");
+        assert_eq!(balance(&mut superuser, 1), 1000);
+        let after = everything(&mut superuser);
+        let again: Vec<_> = own.iter().map(|call| a.call(call)).collect();
+        assert_eq!(everything(&mut superuser), after, "{setup:?}: a repeat writes nothing");
+        let read_only: Vec<_> = own.iter().map(|call| outcome(a.send("READ ONLY", call))).collect();
+        assert_eq!(again, read_only, "{setup:?}");
+        assert_eq!(again[0], r#"done: {"balance": 990}"#);
+        // A message is its subscriber's, whoever sent it: a known id of another account says that it is known.
+        assert_eq!(a.call("SELECT accept_message('s', md5('known')::uuid, 1)"), "22023", "{setup:?}");
+        assert_eq!(a.call("SELECT accept_version('s', 'order', 1)"), "done: t");
+        assert_eq!(Tenant::new(setup, &bank, "b").call("SELECT accept_version('s', 'order', 1)"), "done: f");
+    }
+}
+
+#[test]
+fn a_tenant_has_neither_the_tables_nor_what_was_not_granted() {
+    for setup in Setup::ALL {
+        let bank = setup.bank();
+        prepare(&bank, &mut Tenant::new(setup, &bank, "b"));
+        let before = everything(&mut bank.superuser());
+        let mut a = Tenant::new(setup, &bank, "a");
+        for sql in [
+            "SELECT purge_expired_keys()",
+            "SELECT purge_expired_keys('0')",
+            "SELECT purge_processed_messages()",
+            "SELECT purge_processed_messages('0')",
+            "SELECT request_fingerprint('{}')",
+            "SELECT retention_setting()",
+            "SELECT keep_record()",
+            "TABLE retention_status",
+            "TABLE account",
+            "TABLE request_result",
+            "TABLE processed_message",
+            "TABLE operation_policy",
+            "TABLE retention_fence",
+            "SELECT * FROM account WHERE account_id = 1 FOR UPDATE",
+            "INSERT INTO request_result VALUES (1, 'debit:v1', 'forged', '{}', '{}') RETURNING 1",
+            "UPDATE account SET balance = 5 RETURNING 1",
+            "DELETE FROM request_result RETURNING 1",
+            "DELETE FROM retention_fence RETURNING 1",
+        ] {
+            assert_eq!(a.call(sql), "42501", "{setup:?}: {sql}");
+        }
+        let role = setup.beginning(&bank, "a");
+        a.client.batch_execute(&role.replace("LOCAL", "SESSION")).expect("the role");
+        assert_eq!(done(&mut a.client, "CALL purge()"), "42501", "{setup:?}");
+        assert_eq!(everything(&mut bank.superuser()), before, "{setup:?}");
+    }
+}
+
+#[test]
+fn cached_plans_follow_whoever_calls() {
+    let bank = Setup::Role.bank();
+    let mut client = bank.superuser();
+    let prepared = client.prepare("SELECT debit_once($1, $2, 1)::text").expect("a statement");
+    let mut call = |client: &mut Client, account: i64, key: &str| {
+        let result = client.query_one(&prepared, &[&account, &key]);
+        outcome(result.map(|row| row.get::<_, String>(0))).split(':').next().expect("a word").to_owned()
+    };
+    for round in 0..8 {
+        for how in ["SET ROLE", "SET SESSION AUTHORIZATION"] {
+            for (tenant, own, other) in [("a", 1, 2), ("b", 2, 1)] {
+                client.batch_execute(&format!("{how} {}", bank.role(tenant))).expect("the role");
+                for key in ["same", &format!("{how} {round}")] {
+                    assert_eq!(call(&mut client, own, key), "done", "{how} {tenant} {round}");
+                    assert_eq!(call(&mut client, other, key), "42501", "{how} {tenant} {round}");
+                    assert_eq!(got(&mut client, "SELECT * FROM request_result"), "42501");
+                }
+                client.batch_execute("RESET ROLE; RESET SESSION AUTHORIZATION").expect("a superuser");
+                for account in [own, other] {
+                    assert_eq!(call(&mut client, account, &format!("superuser {round}")), "done");
+                }
+            }
+        }
+    }
+    // Also inside one transaction, and after a role was left by a rollback.
+    let [a, b] = ["a", "b"].map(|name| bank.role(name));
+    client.batch_execute(&format!("BEGIN; SET LOCAL ROLE {a}; SAVEPOINT s; SET LOCAL ROLE {b}")).expect("roles");
+    assert_eq!(call(&mut client, 2, "in b"), "done");
+    client.batch_execute("ROLLBACK TO s").expect("a rollback");
+    assert_eq!(call(&mut client, 2, "in b"), "42501");
+    client.batch_execute("ROLLBACK TO s").expect("a rollback");
+    assert_eq!(call(&mut client, 1, "in a"), "done");
+    client.batch_execute("COMMIT").expect("COMMIT");
+}
+
+#[test]
+fn cached_plans_follow_the_setting() {
+    let bank = Setup::Setting.bank();
+    let mut client = bank.session("app");
+    assert_eq!(outcome(debit(&mut client, 1, "nobody", 1)), "42501");
+    for round in 0..8 {
+        for (tenant, own, other) in [("a", 1, 2), ("b", 2, 1)] {
+            value(&mut client, &format!("SELECT set_config('app.tenant', '{tenant}', false)"));
+            for key in ["same", &round.to_string()] {
+                assert!(debit(&mut client, own, key, 1).is_ok());
+                assert_eq!(outcome(debit(&mut client, other, key, 1)), "42501");
+            }
+        }
+    }
+    client.batch_execute("RESET app.tenant").expect("RESET");
+    assert_eq!(outcome(debit(&mut client, 1, "same", 1)), "42501");
+    // A transaction's setting is gone with it, and leaves nobody.
+    client.batch_execute("BEGIN; SET LOCAL app.tenant = 'a'; COMMIT").expect("a transaction");
+    assert_eq!(outcome(debit(&mut client, 1, "same", 1)), "42501");
+    // Whoever writes SQL sets it as he likes.
+    value(&mut client, "SELECT set_config('app.tenant', 'b', false)");
+    assert!(debit(&mut client, 2, "taken over", 1).is_ok());
+}
+
+#[test]
+fn row_security_counts_from_the_next_call_of_running_sessions() {
+    let bank = Setup::Role.bank();
+    let mut a = bank.session("a");
+    for round in 0..4 {
+        let key = format!("{round}");
+        bank.run("ALTER TABLE account ENABLE ROW LEVEL SECURITY");
+        assert_eq!(outcome(debit(&mut a, 2, &key, 1)), "42501");
+        assert!(debit(&mut a, 1, &key, 1).is_ok());
+        bank.run("ALTER TABLE account DISABLE ROW LEVEL SECURITY");
+        assert!(debit(&mut a, 2, &key, 1).is_ok());
+        bank.run("ALTER TABLE account ENABLE ROW LEVEL SECURITY");
+        assert_eq!(outcome(debit(&mut a, 2, &key, 1)), "42501", "a replay of what it did itself");
+        bank.run("ALTER POLICY own ON account USING (true)");
+        assert!(debit(&mut a, 2, &key, 1).is_ok());
+        bank.run("ALTER POLICY own ON account USING (account_id = 1)");
+    }
+    // Without a policy nobody may use anything.
+    bank.run("DROP POLICY own ON account");
+    assert_eq!(outcome(debit(&mut a, 1, "0", 1)), "42501");
+    // To switch row security off for oneself is to be refused.
+    bank.run("CREATE POLICY own ON account USING (account_id = 1)");
+    a.batch_execute("SET row_security = off").expect("SET");
+    for account in [1, 2] {
+        assert_eq!(outcome(debit(&mut a, account, "0", 1)), "42501");
+    }
+    // In one transaction, by whoever may.
+    let mut owner = bank.superuser();
+    owner
+        .batch_execute(&format!(
+            "ALTER TABLE account DISABLE ROW LEVEL SECURITY; BEGIN; SET LOCAL ROLE {}",
+            bank.role("a")
+        ))
+        .unwrap();
+    assert!(debit(&mut owner, 2, "inside", 1).is_ok());
+    owner.batch_execute("RESET ROLE; ALTER TABLE account ENABLE ROW LEVEL SECURITY").unwrap();
+    owner.batch_execute(&format!("SET LOCAL ROLE {}", bank.role("a"))).unwrap();
+    assert_eq!(outcome(debit(&mut owner, 2, "inside", 1)), "42501");
+    owner.batch_execute("ROLLBACK").unwrap();
+}
+
+#[test]
+fn owner_superuser_and_bypassrls_are_restricted_as_the_server_restricts_them() {
+    let bank = Setup::Role.bank();
+    bank.callers(&["owner", "bypass"]);
+    bank.run(
+        "ALTER ROLE @bypass@ BYPASSRLS; ALTER TABLE account OWNER TO @owner@; GRANT SELECT ON account_tenant TO @owner@;
+         GRANT USAGE ON SCHEMA public TO @owner@",
+    );
+    let mut sessions = [bank.superuser(), bank.session("bypass"), bank.session("owner")];
+    for client in &mut sessions {
+        for account in [1, 2] {
+            assert!(debit(client, account, "unrestricted", 1).is_ok());
+        }
+        assert_eq!(outcome(debit(client, 404, "unrestricted", 1)), "23503");
+    }
+    bank.run("ALTER TABLE account FORCE ROW LEVEL SECURITY");
+    let [superuser, bypass, owner] = &mut sessions;
+    for client in [superuser, bypass] {
+        assert!(debit(client, 1, "forced", 1).is_ok());
+        assert_eq!(outcome(debit(client, 404, "forced", 1)), "23503");
+    }
+    for account in [1, 2, 404] {
+        for key in ["unrestricted", "forced", "new"] {
+            assert_eq!(outcome(debit(owner, account, key, 1)), "42501", "{account} {key}");
+        }
+    }
+    bank.run("UPDATE account_tenant SET tenant = '@owner@' WHERE account_id = 2");
+    assert!(debit(owner, 2, "unrestricted", 1).is_ok());
+    assert!(debit(owner, 2, "new", 1).is_ok());
+    assert_eq!(outcome(debit(owner, 1, "new", 1)), "42501");
+}
+
+#[test]
+fn an_account_that_may_be_seen_but_not_used_answers_old_keys_and_refuses_new_ones() {
+    let bank = Setup::Role.bank();
+    prepare(&bank, &mut Tenant::new(Setup::Role, &bank, "b"));
+    bank.run("CREATE POLICY seen ON account FOR SELECT USING (true)");
+    let mut superuser = bank.superuser();
+    let before = everything(&mut superuser);
+    let mut a = Tenant::new(Setup::Role, &bank, "a");
+    for call in calls(2, 1, "unknown").iter().filter(|call| !call.contains("find_request")) {
+        assert_eq!(a.call(call), "42501", "{call}");
+    }
+    // Who may see an account may see its answers.
+    assert_eq!(a.call("SELECT debit_once(2, 'known', 10)::text"), r#"done: {"balance": 990}"#);
+    assert_eq!(outcome(a.send("READ ONLY", "SELECT debit_once(2, 'known', 10)::text")), r#"done: {"balance": 990}"#);
+    assert_eq!(a.call("SELECT count(*) FROM find_request(2, 'debit:v1', 'known')"), "done: 1");
+    assert_eq!(a.call("SELECT count(*) FROM find_request(2, 'debit:v1', 'unknown')"), "done: 0");
+    assert_eq!(a.call("SELECT debit_once(2, 'poor', 100000)"), "42501");
+    assert_eq!(a.call("SELECT debit_once(404, 'known', 10)"), "42501");
+    assert_eq!(everything(&mut superuser), before);
+    assert!(a.call("SELECT debit_once(1, 'known', 10)::text").starts_with("done"));
+    // What a policy checks of the new row is checked.
+    bank.run(
+        "DROP POLICY own ON account; CREATE POLICY lower ON account FOR UPDATE USING (true) WITH CHECK (balance > 500)",
+    );
+    assert_eq!(a.call("SELECT debit_once(2, 'much', 900)"), "42501");
+    assert!(a.call("SELECT debit_once(2, 'little', 1)::text").starts_with("done"));
+}
