@@ -63,14 +63,16 @@ SELECT * FROM refusal($$SELECT debit_once(1, 'k', 1, now() + interval '1 hour')$
 SELECT * FROM refusal($$SELECT accept_message('s', v7(now() + interval '1 hour')::uuid, 1)$$);
 \x off
 
--- To the microsecond: at the fence and the skew it is refused, after that it executes. A UUID counts milliseconds.
+-- To the microsecond: at the fence and the skew it is refused, after that it executes. A UUID counts milliseconds, and one that is
+-- ahead by more than a hundred years is random, and dates nothing.
 SELECT first_sent, outcome(format('debit_once(1, %L, 1, %L)', 'k', first_sent)) AS debit
   FROM unnest(ARRAY['-infinity', '1970-01-01 00:00+00', '2022-02-22 19:22:22+00', '2022-02-22 19:27:22+00', '2022-02-22 19:27:22.000001+00', '2023-01-01 00:00+00',
                     'infinity']::timestamptz[]) AS first_sent;
 SELECT made, outcome(format('debit_once(1, %L, 1)', v7(made))) AS debit, outcome(format('accept_message(%L, %L, 1)', 's', v7(made))) AS message
   FROM unnest(ARRAY['1970-01-01 00:00+00', '2022-02-22 19:22:22+00', '2022-02-22 19:27:21.999+00', '2022-02-22 19:27:22+00', '2022-02-22 19:27:22.001+00',
                     '2023-01-01 00:00+00', '9999-01-01 00:00+00']::timestamptz[]) AS made;
-SELECT outcome($$debit_once(1, 'ffffffff-ffff-7abc-bdef-0123456789ab', 1)$$) AS latest, outcome($$debit_once(1, '00000000-0000-7abc-bdef-0123456789ab', 1)$$) AS earliest;
+SELECT outcome($$debit_once(1, v7(now() + interval '99 years'), 1)$$) AS in_99_years, outcome($$debit_once(1, v7(now() + interval '101 years'), 1)$$) AS in_101_years,
+       outcome($$debit_once(1, 'ffffffff-ffff-7abc-bdef-0123456789ab', 1)$$) AS latest, outcome($$debit_once(1, '00000000-0000-7abc-bdef-0123456789ab', 1)$$) AS earliest;
 -- With another skew, with none, and with the longest.
 SET idempotency_record.clock_skew = 0;
 SELECT first_sent, outcome(format('debit_once(1, %L, 1, %L)', 'k', first_sent)) AS debit
@@ -142,7 +144,7 @@ DROP FUNCTION caller;
 -- With two dates the earlier counts for the fence, the later for the future, in whatever order they come.
 SELECT outcome($$debit_once(1, v7('2022-01-01 00:00+00'), 1, '2023-01-01 00:00+00')$$) AS old_key, outcome($$debit_once(1, v7('2023-01-01 00:00+00'), 1, '2022-01-01 00:00+00')$$) AS old_date,
        outcome($$debit_once(1, v7('2023-01-01 00:00+00'), 1, '2024-01-01 00:00+00')$$) AS neither, outcome($$debit_once(1, v7('2023-01-01 00:00+00'), 1, '2999-01-01 00:00+00')$$) AS future_date,
-       outcome($$debit_once(1, v7('2999-01-01 00:00+00'), 1, '2023-01-01 00:00+00')$$) AS future_key, outcome($$debit_once(1, v7('2022-01-01 00:00+00'), 1, NULL)$$) AS old_key_no_date,
+       outcome($$debit_once(1, v7(now() + interval '50 years'), 1, '2023-01-01 00:00+00')$$) AS future_key, outcome($$debit_once(1, v7('2022-01-01 00:00+00'), 1, NULL)$$) AS old_key_no_date,
        outcome($$debit_once(1, v7('2023-01-01 00:00+00'), 1, NULL)$$) AS key_no_date, outcome($$debit_once(1, v7('2022-01-01 00:00+00'), 1, '2999-01-01 00:00+00')$$) AS both_wrong;
 
 -- A fence is that of one operation or subscriber, and of nobody else.
@@ -191,7 +193,7 @@ SELECT debit_once(1, 'poor', 100000, '2023-01-01 00:00+00'), debit_once(1, 'poor
 DELETE FROM operation_policy;
 -- To cancel it would be to say that it never ran.
 SELECT outcome($$cancel_request(1, 'debit:v1', v7('2022-01-02 00:00+00'))$$) AS expired, outcome($$cancel_request(1, 'debit:v1', v7('2023-01-02 00:00+00'))$$) AS young,
-       outcome($$cancel_request(1, 'debit:v1', v7('2999-01-02 00:00+00'))$$) AS future, outcome($$cancel_request(1, 'debit:v1', 'undated')$$) AS undated,
+       outcome($$cancel_request(1, 'debit:v1', v7(now() + interval '50 years'))$$) AS future, outcome($$cancel_request(1, 'debit:v1', 'undated')$$) AS undated,
        outcome($$cancel_request(1, 'other:v1', v7('2022-01-02 00:00+00'))$$) AS another_operation, outcome($$cancel_request(404, 'debit:v1', v7('2022-01-02 00:00+00'))$$) AS unknown_account;
 -- One that is cancelled stays that.
 SELECT cancel_request(1, 'debit:v1', v7('2023-01-02 00:00+00')) IS NULL AS never_ran;
@@ -206,7 +208,7 @@ BEGIN
 EXCEPTION WHEN invalid_parameter_value THEN
     RETURN SQLERRM;
 END $$;
-SELECT accepted('2023-01-01 00:00+00', '2022-01-02 00:00+00') AS expired, accepted('2022-01-02 00:00+00') AS alone, accepted('2023-01-01 00:00+00', '2999-01-01 00:00+00') AS future;
+SELECT accepted('2023-01-01 00:00+00', '2022-01-02 00:00+00') AS expired, accepted('2022-01-02 00:00+00') AS alone, accepted('2023-01-01 00:00+00', now() + interval '50 years') AS future;
 SELECT accepted('2022-01-01 00:00+00') AS recorded, accepted('2023-01-01 00:00+00', '2022-01-01 00:00+00', '2023-01-01 00:00+00') AS recorded_and_new, accepted('2023-01-01 00:00+00', '2022-01-01 00:00+00') AS all_recorded;
 SELECT count(*) FROM accept_messages('s', ARRAY[uuid_like('2022-01-02 00:00+00', '4')::uuid, v7('2023-01-03 00:00+00')::uuid], '{1, 2}');
 -- Nothing of the refused ones is left.
