@@ -29,6 +29,7 @@ COMMENT ON FUNCTION credit_once_outcome(bigint, text, bigint) IS
 REVOKE ALL ON FUNCTION credit_once_outcome(bigint, text, bigint, timestamptz) FROM PUBLIC;
 COMMENT ON FUNCTION credit_once_outcome(bigint, text, bigint, timestamptz) IS
     'As credit_once_outcome without a date; p_first_sent is when the client first sent the request, by its own clock. If there is no record, and records as old as that were purged, the call is refused: it may have been executed.';
+-- Whoever executes it chooses what becomes the record of any operation that is not built in.
 REVOKE ALL ON FUNCTION run_once(bigint, text, text, jsonb, regprocedure) FROM PUBLIC;
 COMMENT ON FUNCTION run_once(bigint, text, text, jsonb, regprocedure) IS
     'Runs p_handler(p_account, p_request) once for each p_key and returns its result; a repeat returns the first result and runs nothing. The handler runs with the caller''s rights. The caller needs EXECUTE on both.';

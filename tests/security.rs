@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use client_tests::{
-    Cluster, balance, contents, debit, major, outcome, report, simple, sqlstate, value, wait_until, wait_until_blocked,
+    Cluster, balance, contents, debit, outcome, report, simple, sqlstate, value,
 };
 use postgres::{Client, Config, NoTls};
 
