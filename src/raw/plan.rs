@@ -76,12 +76,16 @@ impl Plan {
     ///
     /// Assigns no transaction id of its own accord, so that a SELECT costs none, and a write in a read-only transaction
     /// or on a standby is refused by the server with 25006.
+    ///
+    /// Planning may wait for a lock, and then look up names again. `None`, and nothing was run, if `names_are_ours` denies
+    /// afterwards that they mean what they meant: the owners' privileges are not for a view of somebody else's.
     pub fn run<'conn>(
         &self,
         connected: &SpiClient<'conn>,
         arguments: &[DatumWithOid<'_>],
         tables: &[pg_sys::Oid],
-    ) -> Result<Rows<'conn>, Error> {
+        names_are_ours: impl FnOnce() -> bool,
+    ) -> Result<Option<Rows<'conn>>, Error> {
         if arguments.len() != self.parameters || self.parameters > PARAMETERS {
             return Err(Error::Spi(pg_sys::SPI_ERROR_ARGUMENT));
         }
@@ -97,7 +101,9 @@ impl Plan {
         if is_acting() && !self.touches_only(tables) {
             return Err(Error::ForeignTable);
         }
-        self.plan_for_caller(connected, tables);
+        if !self.plan_for_caller(connected, tables, names_are_ours) {
+            return Ok(None);
+        }
         if is_acting() && !self.touches_only(tables) {
             return Err(Error::ForeignTable);
         }
@@ -110,7 +116,7 @@ impl Plan {
         }
         // SAFETY: both are the server's word on the call above.
         let (table, processed) = unsafe { (pg_sys::SPI_tuptable, pg_sys::SPI_processed) };
-        Ok(Rows { table: NonNull::new(table), processed, connected: PhantomData })
+        Ok(Some(Rows { table: NonNull::new(table), processed, connected: PhantomData }))
     }
 
     /// Whether the plan touches these tables alone, as far as names go: what row policies bring in does not count as ours.
@@ -135,19 +141,32 @@ impl Plan {
     /// run as the caller, as they do through a view. Tables are told by oid, so that a relation that somebody put in the place
     /// of one of ours is used with the caller's own privileges. The locks that are taken here keep the plan valid until it
     /// has run.
-    fn plan_for_caller(&self, _connected: &SpiClient<'_>, tables: &[pg_sys::Oid]) {
-        let _by_index = ByIndex::begin(self.planning == Planning::InOrder);
+    fn plan_for_caller(
+        &self,
+        _connected: &SpiClient<'_>,
+        tables: &[pg_sys::Oid],
+        names_are_ours: impl FnOnce() -> bool,
+    ) -> bool {
         // SAFETY: SPI is connected; the plan is kept, as both functions ask, and the reference that the first takes is
-        // given back to the same owner. The plan belongs to this backend alone, and nobody runs it while it is changed.
+        // given back to the same owner, or by the server where an error ends the transaction. The plan belongs to this
+        // backend alone, and nobody runs it while it is changed.
         unsafe {
-            let cached = pg_sys::SPI_plan_get_cached_plan(self.plan.as_ptr());
+            let cached = {
+                let _by_index = ByIndex::begin(self.planning == Planning::InOrder);
+                pg_sys::SPI_plan_get_cached_plan(self.plan.as_ptr())
+            };
             if !cached.is_null() {
+                if !names_are_ours() {
+                    pg_sys::ReleaseCachedPlan(cached, pg_sys::CurrentResourceOwner);
+                    return false;
+                }
                 for statement in pgrx::PgList::<pg_sys::PlannedStmt>::from_pg((*cached).stmt_list).iter_ptr() {
                     check_as_owner(statement, tables);
                 }
                 pg_sys::ReleaseCachedPlan(cached, pg_sys::CurrentResourceOwner);
             }
         }
+        true
     }
 }
 
