@@ -654,3 +654,380 @@ fn an_account_that_may_be_seen_but_not_used_answers_old_keys_and_refuses_new_one
     assert_eq!(a.call("SELECT debit_once(2, 'much', 900)"), "42501");
     assert!(a.call("SELECT debit_once(2, 'little', 1)::text").starts_with("done"));
 }
+
+// ---- attacks -------------------------------------------------------------------------------------------------------
+
+/// A schema of hostile functions, operators and tables; whoever runs one leaves a trace that no rollback removes.
+const HOSTILE: &str = r#"
+CREATE SCHEMA hostile;
+CREATE SEQUENCE hostile.used;
+GRANT USAGE ON SCHEMA hostile TO PUBLIC;
+GRANT ALL ON SEQUENCE hostile.used TO PUBLIC;
+CREATE PROCEDURE hostile.make(name text, arguments text, result text) LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE pg_catalog.format('CREATE FUNCTION hostile.%s(%s) RETURNS %s LANGUAGE plpgsql AS '
+        '$f$BEGIN PERFORM pg_catalog.nextval(''hostile.used''); RETURN %s; END$f$',
+        name, arguments, result, CASE WHEN result LIKE 'SETOF %' THEN '' ELSE 'NULL' END);
+END $$;
+DO $$
+DECLARE
+    sign text;
+    type text;
+BEGIN
+    FOREACH sign IN ARRAY ARRAY['=', '<>', '<', '<=', '>', '>=', '+', '||', '->', '?'] LOOP
+        FOREACH type IN ARRAY ARRAY['bigint', 'integer', 'text', 'jsonb', 'timestamptz', 'oid', 'boolean', 'uuid', 'bytea', 'name'] LOOP
+            CALL hostile.make('op_' || md5(sign || type), type || ', ' || type, CASE WHEN sign IN ('+', '||', '->') THEN type ELSE 'boolean' END);
+            EXECUTE format('CREATE OPERATOR hostile.%s (FUNCTION = hostile.%s, LEFTARG = %s, RIGHTARG = %s)', sign, 'op_' || md5(sign || type), type, type);
+        END LOOP;
+    END LOOP;
+    CALL hostile.make('clock_timestamp', '', 'timestamptz');
+    CALL hostile.make('jsonb_build_object', 'text, bigint', 'jsonb');
+    CALL hostile.make('jsonb_object_keys', 'jsonb', 'SETOF text');
+    CALL hostile.make('jsonb_typeof', 'jsonb', 'text');
+    CALL hostile.make('quote_ident', 'text', 'text');
+    CALL hostile.make('has_function_privilege', 'oid, text', 'boolean');
+    CALL hostile.make('has_schema_privilege', 'oid, text', 'boolean');
+    CALL hostile.make('cardinality', 'anyarray', 'integer');
+    CALL hostile.make('unnest', 'anyarray', 'SETOF anyelement');
+    CALL hostile.make('request_fingerprint', 'jsonb', 'bytea');
+    CALL hostile.make('debit_once', 'bigint, text, bigint', 'jsonb');
+END $$;
+CREATE TABLE hostile.account (account_id bigint PRIMARY KEY, balance bigint);
+INSERT INTO hostile.account VALUES (1, 5), (2, 5), (404, 5);
+CREATE TABLE hostile.request_result (LIKE request_result);
+CREATE TABLE hostile.processed_message (LIKE processed_message);
+CREATE TABLE hostile.operation_policy (LIKE operation_policy);
+CREATE TABLE hostile.retention_fence (LIKE retention_fence);
+CREATE TABLE hostile.account_tenant (account_id bigint, tenant text);
+INSERT INTO hostile.account_tenant SELECT n, t FROM generate_series(1, 404) AS n, unnest(ARRAY['a', 'b', current_user]) AS t;
+GRANT ALL ON ALL TABLES IN SCHEMA hostile TO PUBLIC;
+"#;
+
+#[test]
+fn neither_search_path_nor_temporary_objects_change_what_a_call_does() {
+    for setup in Setup::ALL {
+        let bank = setup.bank();
+        bank.run(HOSTILE);
+        prepare(&bank, &mut Tenant::new(setup, &bank, "b"));
+        let mut superuser = bank.superuser();
+        let before = everything(&mut superuser);
+        let mut a = Tenant::new(setup, &bank, "a");
+        // The temporary objects are those of the session's user, whatever role it takes afterwards.
+        bank.run(&format!("GRANT TEMPORARY ON DATABASE {} TO PUBLIC", bank.database));
+        a.client
+            .batch_execute(
+                "CREATE TEMPORARY TABLE account AS SELECT * FROM hostile.account;
+                 CREATE TEMPORARY TABLE request_result AS SELECT * FROM hostile.request_result;
+                 CREATE TEMPORARY TABLE processed_message AS SELECT * FROM hostile.processed_message;
+                 CREATE TEMPORARY TABLE account_tenant AS SELECT * FROM hostile.account_tenant;
+                 CREATE TEMPORARY TABLE pg_extension AS SELECT * FROM pg_catalog.pg_extension;
+                 CREATE FUNCTION pg_temp.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT NULL::timestamptz';
+                 CREATE FUNCTION pg_temp.jsonb_build_object(text, bigint) RETURNS jsonb LANGUAGE sql AS 'SELECT NULL::jsonb';
+                 CREATE DOMAIN pg_temp.jsonb AS text;
+                 CREATE FUNCTION pg_temp.equal(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+                 CREATE OPERATOR pg_temp.= (FUNCTION = pg_temp.equal, LEFTARG = bigint, RIGHTARG = bigint);
+                 GRANT ALL ON ALL TABLES IN SCHEMA pg_temp TO PUBLIC",
+            )
+            .expect("temporary objects");
+        for path in ["hostile, pg_catalog, public", "pg_temp, hostile, pg_catalog, public"] {
+            // What the tests' own SQL uses has to be qualified then.
+            let qualified = |call: String| {
+                [
+                    "debit_once",
+                    "credit_once",
+                    "run_once",
+                    "cancel_request",
+                    "find_request",
+                    "accept_message",
+                    "apply_message_once",
+                ]
+                .iter()
+                .fold(call, |call, name| {
+                    call.replace(&format!("SELECT {name}"), &format!("SELECT public.{name}"))
+                        .replace(&format!("FROM {name}"), &format!("FROM public.{name}"))
+                })
+                .replace("md5", "pg_catalog.md5")
+                .replace("'echo(", "'public.echo(")
+                .replace("'echo(bigint, jsonb)'", "'public.echo(bigint, pg_catalog.jsonb)'")
+                .replace("(bigint, jsonb)'", "(bigint, pg_catalog.jsonb)'")
+                .replace("::text", "::pg_catalog.text")
+            };
+            a.client.batch_execute(&format!("SET search_path = {path}")).expect("SET");
+            for call in calls(2, 1, "known").into_iter().chain(calls(404, 1, "unknown")) {
+                assert_eq!(a.call(&qualified(call.clone())), "42501", "{setup:?} {path}: {call}");
+            }
+            let call = qualified("SELECT debit_once(1, 'hostile', 10)::text".into());
+            assert_eq!(a.call(&call), r#"done: {"balance": 990}"#, "{setup:?} {path}");
+        }
+        bank.run("SELECT 1");
+        assert_eq!(value(&mut superuser, "SELECT is_called FROM hostile.used"), "f", "{setup:?}");
+        let expected = before.replacen("(1,1000)", "(1,990)", 1);
+        let after = everything(&mut superuser);
+        assert!(after.starts_with(expected.split("\n--\n").next().expect("accounts")), "{setup:?}: {after}");
+        assert_eq!(value(&mut superuser, "SELECT count(*) FROM hostile.request_result"), "0");
+    }
+}
+
+#[test]
+fn a_handler_has_its_callers_rights_and_cannot_get_others() {
+    let bank = Setup::Role.bank();
+    bank.run(HOSTILE);
+    bank.run(
+        "CREATE SCHEMA own; GRANT ALL ON SCHEMA own TO @a@; GRANT USAGE ON SCHEMA own TO PUBLIC; CREATE ROLE @friend@; GRANT @friend@ TO @a@;
+         CREATE TABLE own.seen (current name, session name); GRANT ALL ON own.seen TO PUBLIC",
+    );
+    prepare(&bank, &mut Tenant::new(Setup::Role, &bank, "b"));
+    let mut superuser = bank.superuser();
+    let before = everything(&mut superuser);
+    let mut a = bank.session("a");
+    let run = |client: &mut Client, key: &str, body: &str| {
+        let body = bank.named(body);
+        client
+            .batch_execute(&format!(
+                "CREATE OR REPLACE FUNCTION own.handler(p_account bigint, p_request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $h$
+                 DECLARE r record; c refcursor; BEGIN {body}; RETURN '{{\"ok\": true}}'; END $h$"
+            ))
+            .unwrap_or_else(|error| panic!("{body}: {error:?}"));
+        got(
+            client,
+            &format!("SELECT public.run_once(1, 'own:v1', '{key}', '{{}}', 'own.handler(bigint, jsonb)')::text"),
+        )
+    };
+    // Refused, and nothing is left: rights of others, and what the functions themselves use.
+    for (body, code) in [
+        ("SET LOCAL ROLE @b@", "42501"),
+        ("SET SESSION AUTHORIZATION @b@", "42501"),
+        ("EXECUTE 'SET SESSION AUTHORIZATION postgres'", "42501"),
+        ("RESET ROLE; RESET SESSION AUTHORIZATION; PERFORM FROM account", "42501"),
+        ("PERFORM FROM account", "42501"),
+        ("PERFORM FROM request_result", "42501"),
+        ("UPDATE account SET balance = 1000000", "42501"),
+        ("INSERT INTO request_result VALUES (1, 'own:v1', 'forged', '{}', '{}')", "42501"),
+        ("DELETE FROM retention_fence", "42501"),
+        ("EXECUTE 'PREPARE p AS TABLE account'; EXECUTE 'EXECUTE p'", "42501"),
+        ("OPEN c FOR SELECT * FROM request_result; FETCH c INTO r", "42501"),
+        ("EXECUTE 'DECLARE k CURSOR WITH HOLD FOR TABLE request_result'", "42501"),
+        ("EXECUTE 'COPY request_result TO STDOUT'", "0A000"),
+        ("EXECUTE 'CREATE VIEW own.v AS TABLE request_result'; PERFORM FROM own.v", "42501"),
+        ("EXECUTE 'CREATE TRIGGER t BEFORE UPDATE ON account EXECUTE FUNCTION keep_record()'", "42501"),
+        ("EXECUTE 'ALTER TABLE account DISABLE ROW LEVEL SECURITY'", "42501"),
+        ("EXECUTE 'CREATE POLICY p ON account USING (true)'", "42501"),
+        ("EXECUTE 'LOCK TABLE account'", "42501"),
+        ("PERFORM debit_once(2, 'known', 10)", "42501"),
+        ("PERFORM debit_once(2, 'new', 10)", "42501"),
+        ("PERFORM find_request(2, 'debit:v1', 'known')", "42501"),
+        ("PERFORM cancel_request(404, 'debit:v1', 'known')", "42501"),
+        ("PERFORM run_once(2, 'pay:v1', 'known', '{\"n\": 1}', 'echo(bigint, jsonb)')", "42501"),
+        ("PERFORM accept_messages('s', ARRAY[md5('x')::uuid, md5('y')::uuid], '{1, 2}')", "42501"),
+        ("PERFORM run_once(1, 'own:v1', 'own', '{}', 'own.handler(bigint, jsonb)')", "22023"),
+        // The rights of a statement end with it, also where that fails and the error is caught.
+        ("BEGIN PERFORM debit_once(2, 'new', 10); EXCEPTION WHEN OTHERS THEN END; PERFORM FROM account", "42501"),
+        (
+            "BEGIN PERFORM debit_once(1, 'poor', 100000); EXCEPTION WHEN OTHERS THEN END; PERFORM FROM request_result",
+            "42501",
+        ),
+        ("PERFORM debit_once(1, 'inner', 10); UPDATE account SET balance = 0", "42501"),
+    ] {
+        assert_eq!(run(&mut a, "own", body), code, "{body}");
+        assert_eq!(everything(&mut superuser), before, "{body}");
+        assert_eq!(value(&mut a, "SELECT current_user || ' ' || session_user"), bank.named("@a@ @a@"), "{body}");
+    }
+    // Allowed, and of no effect on what the call itself does.
+    for (i, body) in [
+        "INSERT INTO own.seen VALUES (current_user, session_user)",
+        "PERFORM set_config('search_path', 'hostile, pg_catalog', true)",
+        "PERFORM set_config('search_path', 'hostile, pg_catalog', false)",
+        "EXECUTE 'CREATE TEMPORARY TABLE request_result (account_id int)'; EXECUTE 'CREATE TEMPORARY TABLE account (account_id int)'",
+        "EXECUTE 'CREATE TABLE own.account (account_id int)'; EXECUTE 'DROP TABLE own.account'",
+        "EXECUTE 'DISCARD PLANS'",
+        "EXECUTE 'DEALLOCATE ALL'",
+        "OPEN c FOR SELECT debit_once(1, 'in a cursor', 1) FROM generate_series(1, 3); FETCH c INTO r",
+        "OPEN c FOR SELECT debit_once(1, 'held', 0)",
+        "EXECUTE 'DECLARE held CURSOR WITH HOLD FOR SELECT generate_series(1, 3)'",
+        "PERFORM set_config('role', '@friend@', true); INSERT INTO own.seen VALUES (current_user, session_user)",
+        "EXECUTE 'DROP FUNCTION own.handler(bigint, jsonb)'",
+        "PERFORM set_config('row_security', 'off', true); PERFORM set_config('session_replication_role', 'replica', true)",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let key = format!("allowed {i}");
+        let answer = run(&mut a, &key, body);
+        if body.contains("row_security") {
+            assert_eq!(answer, "42501", "{body}");
+            continue;
+        }
+        assert_eq!(answer, r#"done: {"ok": true}"#, "{body}");
+        a.batch_execute("RESET ROLE; RESET search_path; SET search_path = public").expect("RESET");
+        let recorded = format!("SELECT count(*) FROM request_result WHERE account_id = 1 AND operation = 'own:v1' AND request_key = '{key}'");
+        assert_eq!(value(&mut superuser, &recorded), "1", "{body}");
+    }
+    let seen = value(&mut superuser, "SELECT string_agg(current || ' ' || session, ', ') FROM own.seen");
+    assert_eq!(seen, bank.named("@a@ @a@, @friend@ @a@"));
+    assert_eq!(value(&mut superuser, "SELECT is_called FROM hostile.used"), "f");
+    assert_eq!(value(&mut superuser, "SELECT count(*) FROM hostile.request_result"), "0");
+    assert_eq!(balance(&mut superuser, 1), 999);
+    assert_eq!(balance(&mut superuser, 2), 1006);
+}
+
+#[test]
+fn a_trigger_of_somebody_elses_runs_as_the_caller() {
+    let bank = Bank::new();
+    bank.callers(&["a", "mallory"]);
+    bank.run(
+        "CREATE SCHEMA m AUTHORIZATION @mallory@; GRANT TRIGGER ON account TO @mallory@;
+         REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM @mallory@",
+    );
+    let mut superuser = bank.superuser();
+    superuser.batch_execute("SELECT debit_once(2, 'secret', 7)").expect("a record");
+    let mut mallory = bank.session("mallory");
+    mallory
+        .batch_execute(&bank.named(
+            "CREATE TABLE m.seen (what text, code text); GRANT USAGE ON SCHEMA m TO PUBLIC; GRANT ALL ON m.seen TO PUBLIC;
+             CREATE FUNCTION m.attempt(what text) RETURNS void LANGUAGE plpgsql AS $$
+             BEGIN
+                 EXECUTE what;
+                 INSERT INTO m.seen VALUES (what, 'done');
+             EXCEPTION WHEN OTHERS THEN
+                 INSERT INTO m.seen VALUES (what, SQLSTATE);
+             END $$;
+             CREATE FUNCTION m.look() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 INSERT INTO m.seen VALUES ('is ' || current_user || ' ' || session_user, NULL);
+                 PERFORM m.attempt('TABLE request_result');
+                 PERFORM m.attempt('TABLE account');
+                 PERFORM m.attempt('UPDATE account SET balance = 0');
+                 PERFORM m.attempt('SET LOCAL ROLE @mallory@');
+                 PERFORM m.attempt('GRANT SELECT ON account TO @mallory@');
+                 PERFORM m.attempt('ALTER ROLE @mallory@ SUPERUSER');
+                 RETURN NEW;
+             END $$;
+             CREATE FUNCTION m.look_definer() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+             BEGIN
+                 INSERT INTO m.seen VALUES ('is ' || current_user || ' ' || session_user, NULL);
+                 PERFORM m.attempt('TABLE request_result');
+                 RETURN NEW;
+             END $$;
+             CREATE TRIGGER a BEFORE UPDATE ON account FOR EACH ROW EXECUTE FUNCTION m.look();
+             CREATE TRIGGER b AFTER UPDATE ON account FOR EACH ROW EXECUTE FUNCTION m.look_definer()",
+        ))
+        .expect("triggers");
+    let mut a = bank.session("a");
+    assert_eq!(outcome(debit(&mut a, 1, "k", 10)), r#"done: {"balance": 990}"#);
+    let expected = "is @a@ @a@:NULL, TABLE request_result:42501, TABLE account:42501, UPDATE account SET balance = 0:42501,
+        SET LOCAL ROLE @mallory@:42501, GRANT SELECT ON account TO @mallory@:42501, ALTER ROLE @mallory@ SUPERUSER:42501,
+        is @mallory@ @a@:NULL, TABLE request_result:42501";
+    let expected = bank.named(expected).split(",\n        ").collect::<Vec<_>>().join(", ");
+    let seen = value(&mut superuser, "SELECT string_agg(what || ':' || coalesce(code, 'NULL'), ', ') FROM m.seen");
+    assert_eq!(seen, expected);
+    assert_eq!(outcome(debit(&mut a, 1, "k", 10)), r#"done: {"balance": 990}"#);
+    for sql in ["TABLE account", "TABLE request_result", "SELECT debit_once(2, 'secret', 7)"] {
+        assert_eq!(got(&mut mallory, sql), "42501", "{sql}");
+    }
+}
+
+#[test]
+fn whoever_may_execute_the_trigger_function_harms_neither_records_nor_server() {
+    let bank = Bank::new();
+    bank.callers(&["a"]);
+    bank.run("GRANT EXECUTE ON FUNCTION keep_record() TO @a@; CREATE SCHEMA own; GRANT ALL ON SCHEMA own TO @a@");
+    let mut a = bank.session("a");
+    a.batch_execute(
+        "CREATE TABLE own.t (created_at timestamptz DEFAULT 'epoch', operation text DEFAULT 'debit:v1'); INSERT INTO own.t DEFAULT VALUES;
+         CREATE TABLE own.u (n int); INSERT INTO own.u VALUES (1)",
+    )
+    .expect("tables");
+    for (event, level) in
+        [("DELETE", "ROW"), ("DELETE", "STATEMENT"), ("UPDATE OR INSERT", "ROW"), ("UPDATE OR INSERT", "STATEMENT")]
+    {
+        for table in ["own.t", "own.u"] {
+            for when in ["BEFORE", "AFTER"] {
+                a.batch_execute(&format!(
+                    "CREATE TRIGGER t {when} {event} ON {table} FOR EACH {level} EXECUTE FUNCTION keep_record()"
+                ))
+                .expect("a trigger");
+                let expected = if event == "DELETE" { "42804" } else { "23001" };
+                let statement = if event == "DELETE" {
+                    format!("DELETE FROM {table}")
+                } else {
+                    format!("INSERT INTO {table} DEFAULT VALUES")
+                };
+                assert_eq!(done(&mut a, &statement), expected, "{when} {event} {level} {table}");
+                a.batch_execute(&format!("DROP TRIGGER t ON {table}")).expect("DROP TRIGGER");
+            }
+        }
+    }
+    assert_eq!(value(&mut bank.superuser(), "SELECT count(*) FROM retention_fence"), "0");
+}
+
+/// A name that is hard on whoever puts it into SQL or a format string.
+const ODD: &str = r#"odd "%s" %n %1$s \'; -- ä"#;
+
+#[test]
+fn quotes_and_format_characters_mean_nothing_special_anywhere() {
+    let database = CLUSTER.empty_database("");
+    let mut client = CLUSTER.connect_to(&database);
+    let schema = format!("\"{}\"", ODD.replace('"', "\"\""));
+    client
+        .batch_execute(&format!(
+            "CREATE SCHEMA {schema}; CREATE EXTENSION idempotency_record SCHEMA {schema}; SET search_path = {schema};
+             INSERT INTO account VALUES (1, 1000), (2, 1000);
+             CREATE FUNCTION {schema}(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $2';
+             CREATE FUNCTION wrong(bigint) RETURNS jsonb LANGUAGE sql AS 'SELECT NULL::jsonb';
+             CREATE ROLE {database}_p LOGIN; GRANT USAGE ON SCHEMA {schema} TO {database}_p;
+             GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint), run_once(bigint, text, text, jsonb, regprocedure) TO {database}_p;
+             REVOKE EXECUTE ON FUNCTION {schema}(bigint, jsonb) FROM PUBLIC"
+        ))
+        .expect("the schema");
+    let text = |text: &str| format!("'{}'", text.replace('\'', "''"));
+    for odd in [ODD, "%s%s%s%n", "%", "'", "\"", "\\", "$1", "{}", "%99999999d", "\u{1}\u{7f}", "a\nb", "💶"] {
+        let key = text(odd);
+        assert_eq!(got(&mut client, &format!("SELECT debit_once(1, {key}, 0)")), "22023");
+        let first = got(&mut client, &format!("SELECT debit_once(1, {key}, 1)::text"));
+        assert!(first.starts_with("done: "), "{odd}: {first}");
+        assert_eq!(got(&mut client, &format!("SELECT debit_once(1, {key}, 1)::text")), first);
+        assert_eq!(got(&mut client, &format!("SELECT debit_once(1, {key}, 2)")), "22023");
+        assert_eq!(value(&mut client, &format!("SELECT request_key FROM find_request(1, 'debit:v1', {key})")), odd);
+        assert_eq!(got(&mut client, &format!("SELECT cancel_request(2, 'debit:v1', {key})::text")), "done: NULL");
+        assert_eq!(got(&mut client, &format!("SELECT run_once(1, {key}, 'k', '{{}}', 'wrong(bigint)')")), "22023");
+        let message = format!("SELECT accept_message({key}, md5('m')::uuid, 1, to_jsonb({key}::text))");
+        assert_eq!(got(&mut client, &message), "done: t");
+        assert_eq!(got(&mut client, &message), "done: f");
+        assert_eq!(got(&mut client, &format!("SELECT accept_message({key}, md5('m')::uuid, 2)")), "22023");
+        assert_eq!(got(&mut client, &format!("SELECT accept_version({key}, {key}, 1)")), "done: t");
+        assert_eq!(got(&mut client, &format!("SELECT accept_version({key}, {key}, 1)")), "done: f");
+        // A field's name is in the DETAIL, as it is.
+        let pay = |value: i32| {
+            format!(
+                "SELECT run_once(1, 'pay:v1', {key}, jsonb_build_object({key}::text, {value}), {}::regprocedure)",
+                text(&format!("{schema}(bigint, jsonb)"))
+            )
+        };
+        assert!(got(&mut client, &pay(1)).starts_with("done: "));
+        let refusal = report(simple(&mut client, &pay(2)));
+        assert_eq!(refusal.code().code(), "22023");
+        assert!(refusal.detail().is_some_and(|detail| detail.contains(odd)), "{refusal:?}");
+    }
+    // The handler's name is in the errors, quoted.
+    let wrong = report(simple(&mut client, "SELECT run_once(1, 'pay:v1', 'k', '{}', 'wrong(bigint)')"));
+    assert_eq!(wrong.code().code(), "42883");
+    assert!(wrong.detail().is_some_and(|detail| detail.contains(&schema)), "{wrong:?}");
+    client.batch_execute(&format!("SET ROLE {database}_p")).expect("a role");
+    let handler = text(&format!("{schema}(bigint, jsonb)"));
+    let denied = report(simple(&mut client, &format!("SELECT run_once(1, 'pay:v1', 'k', '{{}}', {handler})")));
+    assert_eq!(denied.code().code(), "42501");
+    assert!(denied.message().contains(&schema), "{denied:?}");
+    client.batch_execute("RESET ROLE").expect("RESET");
+    // A purge tells names of subscribers by NOTICE, and by DETAIL.
+    client
+        .batch_execute(
+            "INSERT INTO subscriber_policy SELECT DISTINCT subscriber, interval '1 microsecond' FROM processed_message",
+        )
+        .expect("policies");
+    client.batch_execute("CALL purge()").expect("purge");
+    assert_eq!(value(&mut client, "SELECT count(*) FROM processed_message"), "0");
+    client.batch_execute("SET idempotency_record.minimum_retention = '1h'").expect("SET");
+    let refusal = report(client.batch_execute("CALL purge()"));
+    assert_eq!(refusal.code().code(), "22023");
+    assert!(refusal.detail().is_some_and(|detail| detail.contains("subscriber")), "{refusal:?}");
+}
