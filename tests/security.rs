@@ -1031,3 +1031,346 @@ fn quotes_and_format_characters_mean_nothing_special_anywhere() {
     assert_eq!(refusal.code().code(), "22023");
     assert!(refusal.detail().is_some_and(|detail| detail.contains("subscriber")), "{refusal:?}");
 }
+
+/// A bank in a schema of mallory's, who also has TRIGGER on the account by mistake, and no other privilege than to call.
+fn schema_of_mallory() -> Bank {
+    let bank = Bank { database: CLUSTER.empty_database("") };
+    bank.run(&format!(
+        "CREATE ROLE @mallory@ LOGIN; CREATE ROLE @victim@ LOGIN; GRANT CREATE ON DATABASE {} TO @mallory@;
+         CREATE SCHEMA s AUTHORIZATION @mallory@; CREATE EXTENSION idempotency_record SCHEMA s;
+         INSERT INTO s.account VALUES (1, 1000), (2, 1000); GRANT USAGE ON SCHEMA s TO @victim@;
+         GRANT EXECUTE ON FUNCTION s.debit_once(bigint, text, bigint) TO @mallory@, @victim@; GRANT TRIGGER ON s.account TO @mallory@;
+         GRANT EXECUTE ON FUNCTION s.purge_expired_keys(interval) TO @victim@;
+         CREATE TABLE loot (who name, what text); GRANT ALL ON loot TO PUBLIC; SELECT s.debit_once(2, 'secret', 7)",
+        bank.database
+    ));
+    bank
+}
+
+/// Another schema in the place of the extension's, with a view for each table that hands what it can read to a function.
+const SUBSTITUTE: &str = "
+    ALTER SCHEMA s RENAME TO s2;
+    CREATE SCHEMA s; GRANT USAGE ON SCHEMA s TO PUBLIC;
+    CREATE FUNCTION s.leak(t text) RETURNS boolean LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO public.loot VALUES (current_user, t);
+        RETURN true;
+    END $$;
+    CREATE VIEW s.account AS SELECT account_id, balance FROM s2.account
+     WHERE s.leak((SELECT string_agg(r::text, ' ') FROM s2.request_result AS r));
+    CREATE VIEW s.request_result AS SELECT * FROM s2.request_result AS r WHERE s.leak(r::text);
+    CREATE VIEW s.processed_message AS SELECT * FROM s2.processed_message AS r WHERE s.leak('message');
+    CREATE VIEW s.purge_lock AS SELECT * FROM s2.purge_lock WHERE s.leak('lock');
+    CREATE VIEW s.operation_policy AS SELECT * FROM s2.operation_policy WHERE s.leak('policy');
+    CREATE VIEW s.retention_fence AS SELECT * FROM s2.retention_fence WHERE s.leak('fence');
+    CREATE VIEW s.purge_progress AS SELECT * FROM s2.purge_progress WHERE s.leak('progress');
+    GRANT ALL ON ALL TABLES IN SCHEMA s TO PUBLIC;";
+
+#[test]
+fn the_owner_of_the_schema_cannot_put_views_in_the_place_of_the_tables() {
+    let bank = schema_of_mallory();
+    let mut victim = bank.session("victim");
+    let mut mallory = bank.session("mallory");
+    for client in [&mut victim, &mut mallory] {
+        assert!(got(client, "SELECT s.debit_once(1, 'before', 1)::text").starts_with("done: "));
+    }
+    mallory.batch_execute(SUBSTITUTE).expect("a substitute");
+    // Running sessions and new ones use the tables, where they are now.
+    let purge = bank.named("GRANT USAGE ON SCHEMA s2 TO @victim@");
+    mallory.batch_execute(&purge).expect("GRANT");
+    for client in [&mut victim, &mut mallory, &mut bank.session("victim"), &mut bank.superuser()] {
+        assert_eq!(got(client, "SELECT s2.debit_once(1, 'before', 1)::text"), r#"done: {"balance": 999}"#);
+        assert!(got(client, "SELECT s2.debit_once(1, gen_random_uuid()::text, 1)::text").starts_with("done: "));
+    }
+    assert_eq!(got(&mut victim, "SELECT s2.purge_expired_keys('1 day')"), "done: 0");
+    bank.run("CALL s2.purge()");
+    let mut superuser = bank.superuser();
+    assert_eq!(value(&mut superuser, "SELECT count(*) FROM loot"), "0");
+    assert_eq!(value(&mut superuser, "SELECT balance FROM s2.account WHERE account_id = 1"), "995");
+}
+
+#[test]
+fn nor_while_a_call_waits_for_a_lock() {
+    for caller in ["victim", "mallory"] {
+        let bank = schema_of_mallory();
+        let mut client = bank.session(caller);
+        assert!(got(&mut client, "SELECT s.debit_once(1, 'before', 1)::text").starts_with("done: "));
+        let mut mallory = bank.session("mallory");
+        // The lock of CREATE TRIGGER lets a call begin, and holds it up at the UPDATE of the account.
+        mallory
+            .batch_execute(
+                "CREATE FUNCTION s.nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; GRANT USAGE ON SCHEMA s TO PUBLIC;
+                 BEGIN; CREATE TRIGGER t BEFORE UPDATE ON s.account FOR EACH ROW EXECUTE FUNCTION s.nothing()",
+            )
+            .expect("a trigger");
+        let backend = client_tests::pid(&mut client);
+        let call = client_tests::in_background(client, "SELECT s.debit_once(1, 'held up', 1)::text".into());
+        let mut superuser = bank.superuser();
+        wait_until_blocked(&mut superuser, backend);
+        mallory.batch_execute(SUBSTITUTE).expect("a substitute");
+        mallory.batch_execute("COMMIT").expect("COMMIT");
+        let (_, result) = call.join().expect("a call");
+        assert_eq!(outcome(result), r#"done: {"balance": 998}"#, "{caller}");
+        assert_eq!(value(&mut superuser, "SELECT count(*) FROM loot"), "0", "{caller}");
+        assert_eq!(value(&mut superuser, "SELECT balance FROM s2.account WHERE account_id = 1"), "998");
+    }
+}
+
+#[test]
+fn nor_for_the_worker_which_runs_triggers_as_the_tables_owner() {
+    let cluster = Cluster::start(&[
+        "shared_preload_libraries=idempotency_record",
+        "idempotency_record.databases=bank",
+        "idempotency_record.purge_interval=1",
+    ]);
+    let mut client = cluster.connect();
+    client.batch_execute("CREATE DATABASE bank").expect("a database");
+    let mut client = cluster.connect_to("bank");
+    client
+        .batch_execute(
+            "CREATE ROLE mallory LOGIN; GRANT CREATE ON DATABASE bank TO mallory; CREATE SCHEMA s AUTHORIZATION mallory;
+             CREATE EXTENSION idempotency_record SCHEMA s; INSERT INTO s.account VALUES (1, 1000);
+             CREATE TABLE loot (who name, what text); GRANT ALL ON loot TO PUBLIC;
+             SET ROLE mallory",
+        )
+        .expect("a schema");
+    client.batch_execute(SUBSTITUTE).expect("a substitute");
+    client.batch_execute("RESET ROLE").expect("RESET");
+    let expired = |key: &str| {
+        format!(
+            "INSERT INTO s2.request_result (account_id, operation, request_key, request, response, created_at)
+                 VALUES (1, 'debit:v1', '{key}', '{{}}', '{{}}', now() - interval '3 days')"
+        )
+    };
+    client.batch_execute(&expired("one")).expect("a record");
+    wait_until(&mut client, "SELECT count(*) = 0 FROM s2.request_result");
+    assert_eq!(value(&mut client, "SELECT count(*) FROM loot"), "0");
+    // What docs/security.md says of TRIGGER: the worker deletes as the tables' owner, so that a trigger has its rights. Not a
+    // superuser's, where the owner is none.
+    client
+        .batch_execute(
+            "CREATE ROLE owner; ALTER TABLE s2.request_result OWNER TO owner; ALTER TABLE s2.retention_fence OWNER TO owner;
+             ALTER TABLE s2.purge_lock OWNER TO owner; ALTER TABLE s2.purge_progress OWNER TO owner;
+             ALTER TABLE s2.processed_message OWNER TO owner; ALTER TABLE s2.operation_policy OWNER TO owner;
+             ALTER TABLE s2.subscriber_policy OWNER TO owner; GRANT USAGE ON SCHEMA s2 TO owner;
+             CREATE FUNCTION s2.look() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 INSERT INTO public.loot VALUES (current_user, current_setting('is_superuser'));
+                 RETURN OLD;
+             END $$;
+             CREATE TRIGGER look BEFORE DELETE ON s2.request_result FOR EACH ROW EXECUTE FUNCTION s2.look()",
+        )
+        .expect("a trigger");
+    client.batch_execute(&expired("two")).expect("a record");
+    wait_until(&mut client, "SELECT count(*) = 0 FROM s2.request_result");
+    assert_eq!(value(&mut client, "SELECT string_agg(who, ' ') FROM loot"), "owner");
+}
+
+// ---- records -------------------------------------------------------------------------------------------------------
+
+/// A bank whose role `owner` owns the tables, and whose role `granted` has every privilege on them.
+fn recorded() -> Bank {
+    let bank = Bank::new();
+    bank.callers(&["owner", "granted"]);
+    bank.run(
+        "SELECT debit_once(1, 'k', 10), accept_message('s', md5('m')::uuid, 1);
+         GRANT ALL ON ALL TABLES IN SCHEMA public TO @granted@;
+         ALTER TABLE account OWNER TO @owner@; ALTER TABLE request_result OWNER TO @owner@;
+         ALTER TABLE processed_message OWNER TO @owner@",
+    );
+    bank
+}
+
+#[test]
+fn nobody_changes_a_record_or_deletes_it_before_its_time() {
+    let bank = recorded();
+    let mut superuser = bank.superuser();
+    let before = everything(&mut superuser);
+    let record = "INSERT INTO request_result (account_id, operation, request_key, request, response) VALUES (1, 'debit:v1', 'k', '{}', '{}')";
+    let message = "INSERT INTO processed_message (subscriber, message_id, account_id) VALUES ('s', md5('m')::uuid, 2)";
+    let mut attempts = vec![
+        "UPDATE request_result SET response = '{}'".to_owned(),
+        "UPDATE request_result SET response = response".into(),
+        "UPDATE request_result SET created_at = 'epoch'".into(),
+        "UPDATE request_result SET request_key = 'other'".into(),
+        "UPDATE request_result SET cancelled = true".into(),
+        "UPDATE processed_message SET account_id = 2".into(),
+        "DELETE FROM request_result".into(),
+        "DELETE FROM processed_message".into(),
+        "WITH gone AS (DELETE FROM request_result RETURNING *) SELECT count(*) FROM gone".into(),
+        "TRUNCATE request_result".into(),
+        "TRUNCATE processed_message".into(),
+        "TRUNCATE account, request_result, processed_message".into(),
+        format!("{record} ON CONFLICT (account_id, operation, request_key) DO UPDATE SET response = excluded.response"),
+        format!("{message} ON CONFLICT (subscriber, message_id) DO UPDATE SET account_id = 2"),
+        "DO $$BEGIN UPDATE request_result SET response = '{}'; END$$".into(),
+    ];
+    if major() >= 15 {
+        for action in ["UPDATE SET response = '{}'", "DELETE"] {
+            attempts.push(format!("MERGE INTO request_result AS r USING account AS a ON r.account_id = a.account_id WHEN MATCHED THEN {action}"));
+        }
+    }
+    for mut client in [bank.superuser(), bank.session("owner"), bank.session("granted")] {
+        for attempt in &attempts {
+            assert_eq!(done(&mut client, attempt), "23001", "{attempt}");
+        }
+        assert_eq!(done(&mut client, record), "23505");
+        assert_eq!(done(&mut client, &format!("{record} ON CONFLICT DO NOTHING")), "done");
+        assert_eq!(done(&mut client, "DELETE FROM account WHERE account_id = 1"), "23503");
+        assert_eq!(done(&mut client, "UPDATE account SET account_id = 7 WHERE account_id = 1"), "23503");
+        assert_eq!(done(&mut client, "UPDATE request_result SET response = '{}' WHERE false"), "done");
+        assert_eq!(everything(&mut superuser), before);
+    }
+    for mut client in [bank.superuser(), bank.session("owner")] {
+        assert_eq!(done(&mut client, "TRUNCATE account CASCADE"), "23001");
+        assert_eq!(done(&mut client, "DELETE FROM account WHERE account_id = 404"), "done");
+    }
+    assert_eq!(done(&mut superuser, "DELETE FROM account WHERE account_id = 2"), "done", "no record, no reason");
+    // What a superuser can do nevertheless.
+    superuser
+        .batch_execute("SET session_replication_role = replica; UPDATE request_result SET response = '{\"balance\": 1}'; RESET session_replication_role")
+        .expect("an UPDATE");
+    assert_eq!(outcome(debit(&mut superuser, 1, "k", 10)), r#"done: {"balance": 1}"#);
+    superuser.batch_execute("ALTER TABLE request_result DISABLE TRIGGER USER; DELETE FROM request_result; ALTER TABLE request_result ENABLE TRIGGER USER").expect("a DELETE");
+}
+
+#[test]
+fn an_expired_record_can_be_deleted_by_hand_and_its_dated_key_stays_refused() {
+    let bank = recorded();
+    bank.run("GRANT INSERT ON retention_fence TO @granted@");
+    for mut client in [bank.superuser(), bank.session("granted"), bank.session("owner")] {
+        bank.run("TRUNCATE retention_fence");
+        client
+            .batch_execute(
+                "INSERT INTO request_result (account_id, operation, request_key, request, response, created_at)
+                 VALUES (1, 'debit:v1', 'old', '{}', '{}', now() - interval '3 days'), (1, 'debit:v1', 'young', '{}', '{}', now() - interval '1 day')
+                     ON CONFLICT DO NOTHING;
+                 INSERT INTO processed_message (subscriber, message_id, account_id, created_at)
+                 VALUES ('s', md5('old')::uuid, 1, now() - interval '8 days')",
+            )
+            .expect("records");
+        assert_eq!(done(&mut client, "DELETE FROM request_result WHERE request_key IN ('old', 'young')"), "23001");
+        assert_eq!(done(&mut client, "DELETE FROM request_result WHERE request_key = 'old'"), "done");
+        assert_eq!(done(&mut client, "DELETE FROM processed_message WHERE message_id = md5('old')::uuid"), "done");
+        let fences = "SELECT string_agg(concat_ws(' ', kind, name, now() - purged_before BETWEEN interval '47 hours' AND interval '169 hours'), ', ' ORDER BY kind)
+                        FROM retention_fence";
+        assert_eq!(value(&mut bank.superuser(), fences), "operation debit:v1 t, subscriber s t");
+        assert_eq!(got(&mut client, "SELECT debit_once(1, 'old', 1, now() - interval '3 days')"), "22023");
+    }
+}
+
+#[test]
+fn the_triggers_are_no_obstacle_for_dump_restore_and_replication() {
+    let bank = recorded();
+    let source = &bank.database;
+    let expected = contents(&mut bank.superuser());
+    let dumped = |arguments: &str| format!("pg_dump {arguments} {source} -f {source}.dump");
+    for (how, dump, restore) in [
+        ("plain", dumped("-Fp"), "psql -Xq -v ON_ERROR_STOP=1 -f $SOURCE.dump $TARGET"),
+        ("custom", dumped("-Fc"), "pg_restore --exit-on-error -d $TARGET $SOURCE.dump"),
+        (
+            "data only",
+            dumped("-Fc"),
+            "pg_restore --exit-on-error --section=pre-data -d $TARGET $SOURCE.dump && pg_restore --exit-on-error --data-only --disable-triggers -d $TARGET $SOURCE.dump",
+        ),
+    ] {
+        let target = CLUSTER.empty_database("");
+        let restore = restore.replace("$SOURCE", source).replace("$TARGET", &target);
+        CLUSTER.run("sh", &["-c", &format!("{dump} && {restore} && rm {source}.dump")]);
+        let mut client = CLUSTER.connect_to(&target);
+        assert_eq!(contents(&mut client), expected, "{how}");
+        assert_eq!(outcome(debit(&mut client, 1, "k", 10)), r#"done: {"balance": 990}"#, "{how}");
+        assert_eq!(done(&mut client, "DELETE FROM request_result"), "23001", "{how}");
+        assert_eq!(
+            value(
+                &mut client,
+                "SELECT count(*) FROM pg_trigger WHERE tgfoid = 'keep_record'::regproc AND tgenabled = 'O'"
+            ),
+            "4",
+            "{how}"
+        );
+    }
+    // The apply worker copies, inserts and deletes.
+    let target = CLUSTER.database();
+    bank.run("CREATE PUBLICATION p FOR TABLE account, request_result, processed_message");
+    value(&mut bank.superuser(), &format!("SELECT pg_create_logical_replication_slot('{source}', 'pgoutput')"));
+    let mut subscriber = CLUSTER.connect_to(&target);
+    subscriber
+        .batch_execute(&format!(
+            "CREATE SUBSCRIPTION {target} CONNECTION 'host={} user=postgres dbname={source}' PUBLICATION p
+               WITH (create_slot = false, slot_name = '{source}')",
+            CLUSTER.directory().display()
+        ))
+        .expect("a subscription");
+    wait_until(&mut subscriber, "SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel");
+    assert_eq!(contents(&mut subscriber), expected);
+    bank.run("SELECT debit_once(1, 'replicated', 10)");
+    wait_until(&mut subscriber, "SELECT count(*) = 2 FROM request_result");
+    bank.run("SELECT purge_expired_keys('0'), purge_processed_messages('0')");
+    wait_until(&mut subscriber, "SELECT count(*) = 0 FROM request_result");
+    wait_until(&mut subscriber, "SELECT count(*) = 0 FROM processed_message");
+    subscriber
+        .batch_execute(&format!("ALTER SUBSCRIPTION {target} DISABLE; ALTER SUBSCRIPTION {target} SET (slot_name = NONE); DROP SUBSCRIPTION {target}"))
+        .expect("DROP SUBSCRIPTION");
+    wait_until(&mut subscriber, &format!("SELECT NOT active FROM pg_replication_slots WHERE slot_name = '{source}'"));
+    value(&mut bank.superuser(), &format!("SELECT pg_drop_replication_slot('{source}')::text"));
+}
+
+/// What docs/security.md warns of, as long as it is so.
+#[test]
+fn a_dump_has_the_grants_and_the_tenants_but_no_row_security() {
+    let bank = Setup::Role.bank();
+    assert_eq!(outcome(debit(&mut bank.session("a"), 2, "k", 1)), "42501");
+    let target = Bank { database: CLUSTER.empty_database("") };
+    let (from, to) = (&bank.database, &target.database);
+    CLUSTER.run(
+        "sh",
+        &[
+            "-c",
+            &format!("pg_dump {from} -f {from}.sql && psql -Xq -v ON_ERROR_STOP=1 -f {from}.sql {to} && rm {from}.sql"),
+        ],
+    );
+    let mut client = target.superuser();
+    assert_eq!(value(&mut client, "SELECT count(*) FROM account_tenant"), "2");
+    assert_eq!(value(&mut client, "SELECT relrowsecurity FROM pg_class WHERE oid = 'account'::regclass"), "f");
+    client.batch_execute(&format!("SET ROLE {}", bank.role("a"))).expect("the role");
+    assert!(debit(&mut client, 2, "k", 1).is_ok());
+}
+
+#[test]
+fn an_update_of_the_extension_keeps_row_security_and_a_column_of_ones_own() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the root of the repository");
+    let released =
+        std::fs::read_to_string(root.join("sql/released/idempotency_record--0.2.0.sql")).expect("the script of 0.2.0");
+    let share = std::process::Command::new(Path::new(&client_tests::environment("PGBIN")).join("pg_config"))
+        .arg("--sharedir")
+        .output();
+    let share = String::from_utf8(share.expect("pg_config").stdout).expect("UTF-8");
+    // A name that no other test uses, and an empty step to 0.2.0.
+    let directory = Path::new(share.trim()).join("extension");
+    let files = [
+        ("idempotency_record--0.2.0.security.sql", &released[..]),
+        ("idempotency_record--0.2.0.security--0.2.0.sql", "SELECT 1;"),
+    ];
+    for (name, text) in files {
+        std::fs::write(directory.join(name), text).expect("a script");
+    }
+    let bank = Bank { database: CLUSTER.empty_database("") };
+    bank.run("CREATE EXTENSION idempotency_record VERSION '0.2.0.security'");
+    bank.run(&format!(
+        "INSERT INTO account VALUES (1, 1000), (2, 1000); CREATE ROLE @a@ LOGIN;
+         GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint) TO @a@;
+         SELECT debit_once(2, 'k', 1);
+         ALTER TABLE account ADD COLUMN tenant name; UPDATE account SET tenant = '@a@' WHERE account_id = 1;
+         CREATE POLICY own ON account USING (tenant = current_user); ALTER TABLE account ENABLE ROW LEVEL SECURITY;
+         ALTER EXTENSION idempotency_record UPDATE TO '0.2.0'; ALTER EXTENSION idempotency_record UPDATE",
+    ));
+    for (name, _) in files {
+        let _ = std::fs::remove_file(directory.join(name));
+    }
+    let mut a = bank.session("a");
+    assert!(debit(&mut a, 1, "k", 1).is_ok());
+    assert_eq!(outcome(debit(&mut a, 2, "k", 1)), "42501");
+    assert_eq!(got(&mut bank.superuser(), "SELECT debit_once(2, 'k', 1)::text"), r#"done: {"balance": 999}"#);
+    assert_eq!(done(&mut bank.superuser(), "DELETE FROM request_result"), "23001");
+}
