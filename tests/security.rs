@@ -499,7 +499,7 @@ fn cached_plans_follow_whoever_calls() {
     let bank = Setup::Role.bank();
     let mut client = bank.superuser();
     let prepared = client.prepare("SELECT debit_once($1, $2, 1)::text").expect("a statement");
-    let mut call = |client: &mut Client, account: i64, key: &str| {
+    let call = |client: &mut Client, account: i64, key: &str| {
         let result = client.query_one(&prepared, &[&account, &key]);
         outcome(result.map(|row| row.get::<_, String>(0))).split(':').next().expect("a word").to_owned()
     };
@@ -1357,14 +1357,14 @@ fn an_update_of_the_extension_keeps_row_security_and_a_column_of_ones_own() {
     }
     let bank = Bank { database: CLUSTER.empty_database("") };
     bank.run("CREATE EXTENSION idempotency_record VERSION '0.2.0.security'");
-    bank.run(&format!(
+    bank.run(
         "INSERT INTO account VALUES (1, 1000), (2, 1000); CREATE ROLE @a@ LOGIN;
          GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint) TO @a@;
          SELECT debit_once(2, 'k', 1);
          ALTER TABLE account ADD COLUMN tenant name; UPDATE account SET tenant = '@a@' WHERE account_id = 1;
          CREATE POLICY own ON account USING (tenant = current_user); ALTER TABLE account ENABLE ROW LEVEL SECURITY;
          ALTER EXTENSION idempotency_record UPDATE TO '0.2.0'; ALTER EXTENSION idempotency_record UPDATE",
-    ));
+    );
     for (name, _) in files {
         let _ = std::fs::remove_file(directory.join(name));
     }
