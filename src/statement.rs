@@ -26,6 +26,9 @@ const LACKING: [(&CStr, &[&[u8]]); 3] = [
     (c"retention_fence", &[VERSION_0_1, b"0.2.0"]),
 ];
 
+/// How often a statement is planned anew because the extension's schema was renamed meanwhile.
+const ATTEMPTS: usize = 3;
+
 /// One SQL text with the types of its parameters.
 pub struct Statement {
     text: &'static str,
@@ -785,9 +788,17 @@ impl Statement {
     ) -> Result<Rows<'conn>, Error> {
         // The call may have waited since it began, for a lock or for a trigger, and the schema got another name meanwhile.
         accept_invalidations();
-        let extension = extension()?;
-        // No borrow is held while the plan runs: a trigger may call us again.
-        self.plan(connected, &extension)?.run(connected, arguments, extension.tables())
+        // Again where that happens while the statement is planned, which nobody does more than a few times.
+        for _ in 0..ATTEMPTS {
+            let known = extension()?;
+            let same = || extension().is_ok_and(|now| *now == *known);
+            // No borrow is held while the plan runs: a trigger may call us again.
+            let plan = self.plan(connected, &known)?;
+            if let Some(rows) = plan.run(connected, arguments, known.tables(), same)? {
+                return Ok(rows);
+            }
+        }
+        Err(Error::ForeignTable)
     }
 
     fn plan(&'static self, connected: &SpiClient<'_>, extension: &Extension) -> Result<Rc<Plan>, Error> {

@@ -69,12 +69,16 @@ impl Plan {
     ///
     /// Assigns no transaction id of its own accord, so that a SELECT costs none, and a write in a read-only transaction
     /// or on a standby is refused by the server with 25006.
+    ///
+    /// Planning may wait for a lock, and then look up names again. `None`, and nothing was run, if `names_are_ours` denies
+    /// afterwards that they mean what they meant: the owners' privileges are not for a view of somebody else's.
     pub fn run<'conn>(
         &self,
         connected: &SpiClient<'conn>,
         arguments: &[DatumWithOid<'_>],
         tables: &[pg_sys::Oid],
-    ) -> Result<Rows<'conn>, Error> {
+        names_are_ours: impl Fn() -> bool,
+    ) -> Result<Option<Rows<'conn>>, Error> {
         if arguments.len() != self.parameters || self.parameters > PARAMETERS {
             return Err(Error::Spi(pg_sys::SPI_ERROR_ARGUMENT));
         }
@@ -87,7 +91,9 @@ impl Plan {
             }
         }
         let _snapshot = Snapshot::ensure(connected);
-        self.plan_for_caller(connected, tables)?;
+        if !self.plan_for_caller(connected, tables, names_are_ours)? {
+            return Ok(None);
+        }
         let _generic = GenericPlan::begin();
         // SAFETY: `connected` proves that SPI is connected, the plan is ours until dropped, and both arrays are longer
         // than the plan has parameters.
@@ -98,7 +104,7 @@ impl Plan {
         }
         // SAFETY: both are the server's word on the call above.
         let (table, processed) = unsafe { (pg_sys::SPI_tuptable, pg_sys::SPI_processed) };
-        Ok(Rows { table: NonNull::new(table), processed, connected: PhantomData })
+        Ok(Some(Rows { table: NonNull::new(table), processed, connected: PhantomData }))
     }
 
     /// Whether the plan touches these tables alone, as far as names go: what row policies bring in does not count as ours.
@@ -126,8 +132,12 @@ impl Plan {
     /// What other sessions changed may make the plan invalid while it is made or looked at, and the server would then make one
     /// of its own. So it is asked for again until it is valid; from then on until it runs nothing looks at a catalogue, and the
     /// tables are locked.
-    fn plan_for_caller(&self, _connected: &SpiClient<'_>, tables: &[pg_sys::Oid]) -> Result<(), Error> {
-        let _by_index = ByIndex::begin(self.planning == Planning::InOrder);
+    fn plan_for_caller(
+        &self,
+        _connected: &SpiClient<'_>,
+        tables: &[pg_sys::Oid],
+        names_are_ours: impl Fn() -> bool,
+    ) -> Result<bool, Error> {
         for _ in 0..ATTEMPTS {
             // A worker has all rights of the tables' owner, by whose grace others may make schemas: what it runs has to be
             // ours, also while it is planned, which runs functions that are declared immutable.
@@ -138,9 +148,16 @@ impl Plan {
             // SAFETY: SPI is connected; the plan is kept, as both functions ask, and the reference that the first takes is
             // given back to the same owner. The plan belongs to this backend alone, and nobody runs it while it is changed.
             let ready = unsafe {
-                let cached = pg_sys::SPI_plan_get_cached_plan(self.plan.as_ptr());
+                let cached = {
+                    let _by_index = ByIndex::begin(self.planning == Planning::InOrder);
+                    pg_sys::SPI_plan_get_cached_plan(self.plan.as_ptr())
+                };
                 if cached.is_null() {
                     return Err(Error::Spi(pg_sys::SPI_ERROR_ARGUMENT));
+                }
+                if !names_are_ours() {
+                    pg_sys::ReleaseCachedPlan(cached, pg_sys::CurrentResourceOwner);
+                    return Ok(false);
                 }
                 let checked = pgrx::PgList::<pg_sys::PlannedStmt>::from_pg((*cached).stmt_list)
                     .iter_ptr()
@@ -150,7 +167,7 @@ impl Plan {
                 checked && valid
             };
             if ready {
-                return if is_acting() && !self.touches_only(tables) { Err(Error::ForeignTable) } else { Ok(()) };
+                return if is_acting() && !self.touches_only(tables) { Err(Error::ForeignTable) } else { Ok(true) };
             }
         }
         Err(Error::Unsettled)
