@@ -31,6 +31,9 @@ test-isolation: ## tests/isolation, concurrent sessions
 test-client: ## tests/*.rs, programs with clusters of their own
 	@tools/test.sh client
 
+bench-purge: ## what a purge costs, and what it costs the debits meanwhile: docs/purge.md; QUICK=1 for a smoke run
+	@tools/bench.sh purge
+
 format: ## format the source
 	@tools/build.sh format
 lint: ## formatting and clippy
@@ -44,4 +47,4 @@ package: ## release build as a tree to copy to a server: PG_CONFIG=...
 clean: ## remove this clone's builds, servers and `make try`
 	@tools/build.sh clean
 
-.PHONY: help setup try psql stop test test-unit test-pg test-regress test-isolation test-client format lint install package clean
+.PHONY: help setup try psql stop test test-unit test-pg test-regress test-isolation test-client bench-purge format lint install package clean
