@@ -61,7 +61,7 @@ SELECT {ACCOUNT.format(n='n', accounts=ACCOUNTS)},
        {KEY.format(n='n')}, '{{"amount": 1}}', jsonb_build_object('balance', {BALANCE} - n),
        CASE WHEN n <= {EXPIRED} THEN now() - interval '5 days' + n * interval '1 day' / {EXPIRED}
             ELSE now() - interval '1 day' + (n - {EXPIRED}) * interval '12 hours' / {KEYS - EXPIRED} END
-  FROM generate_series(1, {KEYS}) AS n;
+  FROM generate_series(1::bigint, {KEYS}) AS n;
 """
 CUTOFF = "now() - interval '48 hours'"  # the default retention; nothing in the table is between 4 days and 1 day old
 
