@@ -130,7 +130,7 @@ def machine():
         "processor": f"{os.cpu_count()} × {models[0] if models else platform.machine()}",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GB",
         "fdatasync after 8 kB": f"{np.median(took) * 1e3:.1f} ms (median), {np.percentile(took, 99) * 1e3:.1f} ms (p99), "
-                                f"on {run('stat', '-f', '-c', '%T', DIR)}",
+                                f"on {run('findmnt', '--noheadings', '--output', 'FSTYPE', '--target', DIR)}",
         "kernel": f"{platform.system()} {platform.release()}",
         "server": run(BIN / "postgres", "--version"),
         "extension": "release build of commit " + run("git", "describe", "--always", "--dirty", "--abbrev=12"),

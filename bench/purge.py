@@ -96,7 +96,7 @@ class Purge:
 class Delete:
     """One statement."""
 
-    name, snapshot = "one DELETE", False
+    name, snapshot = "DELETE, one statement", False
 
     def run(self, session):
         return session.execute(f"DELETE FROM request_result WHERE created_at < {CUTOFF}").rowcount
@@ -228,11 +228,12 @@ def document(results, facts, capable):
     rows = []
     for name, result in results.items():
         numbers = result["summary"]
-        rows.append([f"`{name}`" if name.startswith("CALL") and "," not in name else name,
+        sql, *rest = name.split(", ")
+        rows.append([", ".join([f"`{sql}`", *rest]),
                      show(numbers["rows a second"], "{:,.0f}"), show(numbers["WAL bytes a row"], "{:,.0f}"),
                      *(show(numbers[phase][p], "{:.1f}") for p in ("p50", "p99") for phase in ("quiet", "during")),
                      show(numbers["ratio"], "{:.2f}"), show(numbers["during"]["max"], "{:.0f}")])
-    ratios = [run["quiet"]["p99"] for result in results.values() for run in result["runs"]]
+    quiet = [run["quiet"]["p99"] for result in results.values() for run in result["runs"]]
     busy = [run["busy"] for result in results.values() for run in result["runs"]]
     settings = ", ".join(f"`{name} = {value}`" for name, value in SETTINGS.items())
     text = f"""# The cost of a purge, measured
@@ -246,11 +247,11 @@ from when the debit was due, in ms. Median of {REPEAT} runs, each on a fresh cop
 
 {table(["", "rows a second", "WAL bytes a row", "p50 quiet", "during", "p99 quiet", "during", "p99 ratio", "longest during"], rows)}
 The default batch size is 10,000. "Old snapshot held": another session has a transaction open, of REPEATABLE READ, that began
-before the load. "One DELETE" is `DELETE FROM request_result WHERE created_at < {CUTOFF}`; it moves no fence.
+before the load. The DELETE is `DELETE FROM request_result WHERE created_at < {CUTOFF}`; it moves no fence.
 
 ![Latency of debits before, during and after each purge](purge.svg)
 
-How noisy it was: the p99 of the quiet seconds, which has nothing to do with the purge, was between {min(ratios):.1f} and {max(ratios):.1f} ms;
+How noisy it was: the p99 of the quiet seconds, which has nothing to do with the purge, was between {min(quiet):.1f} and {max(quiet):.1f} ms;
 before each run, others used {min(busy):.0f} to {max(busy):.0f} % of the processors.
 
 {table(["machine and versions", ""], facts.items(), "---")}
