@@ -35,6 +35,9 @@ test-upgrade: ## pg_upgrade to the newest of the majors from each of the others
 chaos: ## clients that retry while everything breaks: REQUESTS=1000000 FAULTS=1000 SEED=1 (see tools/chaos.sh)
 	@tools/chaos.sh
 
+bench-purge: ## what a purge costs, and what it costs the debits meanwhile: docs/purge.md; QUICK=1 for a smoke run
+	@tools/bench.sh purge
+
 format: ## format the source
 	@tools/build.sh format
 lint: ## formatting and clippy
@@ -48,4 +51,4 @@ package: ## release build as a tree to copy to a server: PG_CONFIG=...
 clean: ## remove this clone's builds, servers and `make try`
 	@tools/build.sh clean
 
-.PHONY: help setup try psql stop test test-unit test-pg test-regress test-isolation test-client test-upgrade chaos format lint install package clean
+.PHONY: help setup try psql stop test test-unit test-pg test-regress test-isolation test-client test-upgrade chaos bench-purge format lint install package clean
