@@ -39,8 +39,12 @@ mod tests {
     #[pg_test]
     fn a_purge_deletes_what_is_old_and_keeps_what_is_young() {
         Spi::run("INSERT INTO account VALUES (1, 1000)").unwrap();
-        Spi::run("SELECT debit_once(1, 'old', 1), debit_once(1, 'young', 1)").unwrap();
-        Spi::run("UPDATE request_result SET created_at = now() - interval '2 days' WHERE request_key = 'old'").unwrap();
+        Spi::run("SELECT debit_once(1, 'young', 1)").unwrap();
+        Spi::run(
+            "INSERT INTO request_result (account_id, operation, request_key, request, response, created_at)
+             VALUES (1, 'debit:v1', 'old', '{}', '{}', now() - interval '2 days')",
+        )
+        .unwrap();
         assert_eq!(Spi::get_one("SELECT purge_expired_keys('1 day')").unwrap(), Some(1_i64));
         assert_eq!(text_of("SELECT string_agg(request_key, ',') FROM request_result").as_deref(), Some("young"));
     }

@@ -96,7 +96,7 @@ CALL fill();
 BEGIN;
 CALL purge();
 ROLLBACK;
-SELECT 1 AS one \; CALL purge();
+DO 'BEGIN END' \; CALL purge();
 BEGIN;
 SAVEPOINT s;
 CALL purge();
