@@ -266,7 +266,7 @@ fn ten_thousand_keys_of_run_once_in_one_transaction_run_and_then_replay() {
 // In the following tests each round of the loop calls several functions, hence fewer rounds: still enough that the smallest
 // chunk that one of the functions left behind each time would exceed the bound.
 const ROUNDS: u64 = 3_700;
-const WARM_ROUNDS: u64 = 300;
+const WARM_ROUNDS: u64 = 1_300;
 const _: () = assert!(ROUNDS * 16 > CONTEXT_BOUND);
 
 /// Executions of every kind, for as many keys.
