@@ -190,8 +190,10 @@ STABLE PARALLEL UNSAFE
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'find_request_wrapper';
 
+CREATE FUNCTION keep_record() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'keep_record_wrapper';
+
 CREATE PROCEDURE purge(
-    p_batch_size bigint DEFAULT 10000,
+    p_batch_size bigint DEFAULT 1000,
     p_time_budget interval DEFAULT NULL,
     INOUT deleted bigint DEFAULT NULL,
     INOUT remaining bigint DEFAULT NULL,
@@ -252,11 +254,6 @@ CREATE  FUNCTION "run_once_outcome"(
 VOLATILE PARALLEL UNSAFE
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'run_dated_once_outcome_wrapper';
-
-CREATE FUNCTION "keep_record"()
-	RETURNS TRIGGER
-	LANGUAGE c
-	AS 'MODULE_PATHNAME', 'keep_record_wrapper';
 
 CREATE TRIGGER request_result_keep BEFORE UPDATE OR DELETE ON request_result
     FOR EACH ROW EXECUTE FUNCTION keep_record();

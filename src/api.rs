@@ -5,10 +5,8 @@
 
 use pgrx::Uuid;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
-use pgrx::heap_tuple::PgHeapTuple;
 use pgrx::iter::{SetOfIterator, TableIterator};
 use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::pgbox::AllocatedByPostgres;
 use pgrx::prelude::*;
 
 use crate::error::Error;
@@ -335,7 +333,7 @@ fn purge_processed_messages_by_policy() -> Result<i64, ErrorReport> {
 /// `idempotency_record.minimum_retention`; 2D000 within a transaction block.
 #[pg_extern(sql = r#"
 CREATE PROCEDURE purge(
-    p_batch_size bigint DEFAULT 10000,
+    p_batch_size bigint DEFAULT 1000,
     p_time_budget interval DEFAULT NULL,
     INOUT deleted bigint DEFAULT NULL,
     INOUT remaining bigint DEFAULT NULL,
@@ -370,11 +368,11 @@ fn retention_setting()
 /// The trigger on `request_result` and `processed_message` that keeps records as they are.
 ///
 /// # Errors
-/// 23001 for an UPDATE, a TRUNCATE, and a DELETE of a record whose retention has not passed.
-#[pg_trigger]
-fn keep_record<'a>(
-    trigger: &'a PgTrigger<'a>,
-) -> Result<Option<PgHeapTuple<'a, AllocatedByPostgres>>, std::convert::Infallible> {
-    // The macro would make an internal error of an `Err`.
-    Ok(keep::keep(trigger).unwrap_or_else(|error| raw::raise(error)))
+/// 23001 for an UPDATE, a TRUNCATE, and a DELETE of a record whose retention has not passed; 0A000 where it is called otherwise.
+// Not by the macro for triggers, which makes an internal error of every error.
+#[pg_extern(sql = r#"
+CREATE FUNCTION keep_record() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+"#)]
+fn keep_record(frame: pg_sys::FunctionCallInfo) -> Result<Row, ErrorReport> {
+    Ok(keep::keep(&raw::trigger(frame)?)?)
 }

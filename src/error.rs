@@ -52,6 +52,8 @@ pub enum Error {
     FromTheFuture(&'static str),
     /// A record that is changed, or deleted before its time.
     RecordKept(&'static str),
+    /// The trigger function, called as another function is.
+    NotATrigger,
     /// NULL or negative retention.
     RetentionRequired,
     /// A retention below `idempotency_record.minimum_retention`; of which operation or subscriber, if it was declared.
@@ -214,6 +216,12 @@ impl Error {
                 Some("A repeat of its request would be answered otherwise, or executed again.".into()),
                 text("Records go by purge, when their retention has passed."),
             ),
+            Self::NotATrigger => (
+                Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+                "trigger functions can only be called as triggers".into(),
+                None,
+                None,
+            ),
             Self::RetentionRequired => (
                 Code::ERRCODE_INVALID_PARAMETER_VALUE,
                 "retention of zero or more required".into(),
@@ -313,6 +321,7 @@ mod tests {
             Error::Expired("idempotency key"),
             Error::FromTheFuture("message id"),
             Error::RecordKept("updated"),
+            Error::NotATrigger,
             Error::RetentionRequired,
             Error::RetentionTooShort(None),
             Error::RetentionTooShort(Some("operation debit:v1".into())),

@@ -3,14 +3,12 @@
 use std::cell::RefCell;
 
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::heap_tuple::PgHeapTuple;
-use pgrx::pgbox::AllocatedByPostgres;
 use pgrx::prelude::*;
 use pgrx::spi::Spi;
 
 use crate::error::Error;
 use crate::purge::{self, Kind};
-use crate::raw;
+use crate::raw::{self, Row};
 
 thread_local! {
     /// What the purge that this session is running may delete.
@@ -46,7 +44,7 @@ impl Drop for Purging {
 
 /// The trigger function: refuses an UPDATE, a TRUNCATE, and a DELETE of a record whose retention has not passed. A DELETE by
 /// hand of one that has expired moves the fence as a purge does.
-pub fn keep<'a>(trigger: &'a PgTrigger<'a>) -> Result<Option<PgHeapTuple<'a, AllocatedByPostgres>>, Error> {
+pub fn keep(trigger: &PgTrigger<'_>) -> Result<Row, Error> {
     match trigger.op() {
         Ok(PgTriggerOperation::Delete) => {}
         Ok(PgTriggerOperation::Truncate) => return Err(Error::RecordKept("truncated away")),
@@ -73,5 +71,5 @@ pub fn keep<'a>(trigger: &'a PgTrigger<'a>) -> Result<Option<PgHeapTuple<'a, All
             }
         })?;
     }
-    Ok(trigger.old())
+    raw::deleted_record(trigger)
 }

@@ -16,8 +16,14 @@ use crate::raw::{self, ActingAs, Call, Text};
 use crate::setting;
 use crate::statement::{self, Statement};
 
-/// How many records a batch of [`everything`] deletes where nobody says. Measured, see `docs/design.md`.
-pub const BATCH_SIZE: i64 = 10_000;
+/// How many records a batch deletes where nobody says. Measured, see `docs/design.md`.
+pub const BATCH_SIZE: i64 = 1_000;
+/// The same within the caller's transaction, where no debit gets a turn between two batches.
+const BATCH_SIZE_WITHIN: i64 = 10_000;
+/// How many times as long as a batch took [`everything`] waits before the next one. Measured, see `docs/design.md`.
+const PAUSE: u32 = 2;
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// More than anybody gains from.
 const MAXIMUM_BATCH_SIZE: i64 = 1_000_000;
 /// What is left over is counted up to this many.
@@ -146,7 +152,7 @@ fn purge_kind(kind: &'static Kind, retention: Option<Interval>) -> Result<i64, E
     })?;
     let mut deleted = 0;
     for subject in subjects {
-        let mut work = Work::begin(subject, BATCH_SIZE, true);
+        let mut work = Work::begin(subject, BATCH_SIZE_WITHIN, true);
         while Spi::connect(|connected| work.step(connected))? == Step::Batch {}
         if work.state == State::Denied {
             return Ok(deleted);
@@ -322,6 +328,8 @@ struct Work {
     swept: Option<TimestampWithTimeZone>,
     sweep_due: bool,
     sweep_began: Instant,
+    /// When the last batch began, where there is a pause after it.
+    batch_began: Option<Instant>,
     batches: u64,
     deleted: i64,
 }
@@ -347,6 +355,7 @@ impl Work {
             swept: None,
             sweep_due: !all,
             sweep_began: Instant::now(),
+            batch_began: (!all).then(Instant::now),
             batches: 0,
             deleted: 0,
         }
@@ -365,7 +374,12 @@ impl Work {
         }
         if self.batches == 0 {
             self.find_progress(connected)?;
+        } else if let Some(began) = self.batch_began {
+            // With the lock, so that no other purge takes a pause for the end; and after the commit, so that a deleted key is
+            // not waited for.
+            pause((began.elapsed() * PAUSE).min(LONGEST_PAUSE));
         }
+        self.batch_began = self.batch_began.map(|_| Instant::now());
         self.batches += 1;
         if !self.lock_fence(connected)? {
             self.state = State::Done;
@@ -458,6 +472,16 @@ impl Work {
     fn report(&self) {
         let name = Text::from_bytes(&self.subject.name).map(Text::to_message).unwrap_or_default();
         notice!("purged {} records of {} \"{name}\"", self.deleted, self.subject.kind.name);
+    }
+}
+
+/// Sleeps for so long, and can be interrupted.
+fn pause(duration: Duration) {
+    const SLICE: Duration = Duration::from_millis(10);
+    let began = Instant::now();
+    while let Some(rest) = duration.checked_sub(began.elapsed()).filter(|rest| !rest.is_zero()) {
+        pgrx::check_for_interrupts!();
+        std::thread::sleep(rest.min(SLICE));
     }
 }
 

@@ -791,7 +791,8 @@ impl Statement {
         // Again where that happens while the statement is planned, which nobody does more than a few times.
         for _ in 0..ATTEMPTS {
             let known = extension()?;
-            let same = || extension().is_ok_and(|now| *now == *known);
+            let generation = catalog_generation();
+            let same = || catalog_generation() == generation || extension().is_ok_and(|now| *now == *known);
             // No borrow is held while the plan runs: a trigger may call us again.
             let plan = self.plan(connected, &known)?;
             if let Some(rows) = plan.run(connected, arguments, known.tables(), same)? {

@@ -554,6 +554,42 @@ fn cached_plans_follow_the_setting() {
     assert!(debit(&mut client, 2, "taken over", 1).is_ok());
 }
 
+/// News of other sessions' changes make saved plans invalid at any moment; the plan that follows needs the same privileges.
+#[test]
+fn execute_is_enough_whatever_other_sessions_change_meanwhile() {
+    let bank = Bank::new();
+    bank.callers(&["a", "b"]);
+    let ends = std::time::Instant::now() + std::time::Duration::from_secs(4);
+    let callers: Vec<_> = ["a", "b"]
+        .map(|name| {
+            let (mut client, account) = (bank.session(name), if name == "a" { 1 } else { 2 });
+            std::thread::spawn(move || {
+                let mut calls = 0;
+                while std::time::Instant::now() < ends {
+                    // A new key each second time, in a transaction of its own.
+                    let change = if calls % 4 < 2 { "debit_once" } else { "credit_once" };
+                    let sql = format!("SELECT {change}({account}, 'k{}', 1)::text", calls / 2);
+                    assert!(simple(&mut client, &sql).is_ok(), "{:?}", simple(&mut client, &sql));
+                    calls += 1;
+                }
+                calls
+            })
+        })
+        .into();
+    let mut superuser = bank.superuser();
+    while std::time::Instant::now() < ends {
+        superuser
+            .batch_execute(
+                "GRANT SELECT ON account TO pg_monitor; REVOKE SELECT ON account FROM pg_monitor; ANALYZE request_result;
+                 CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'; DROP FUNCTION f()",
+            )
+            .expect("changes");
+    }
+    for caller in callers {
+        assert!(caller.join().expect("no refusal") > 100);
+    }
+}
+
 #[test]
 fn row_security_counts_from_the_next_call_of_running_sessions() {
     let bank = Setup::Role.bank();

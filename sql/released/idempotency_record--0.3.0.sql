@@ -57,115 +57,6 @@ SELECT pg_catalog.pg_extension_config_dump('accepted_version', '');
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/lib.rs:35
-CREATE TABLE operation_policy (
-    operation      text COLLATE "C" NOT NULL,
-    refusals       text NOT NULL DEFAULT 'raise',
-    stored_request text NOT NULL DEFAULT 'full',
-    retention      interval,
-    CONSTRAINT operation_policy_pkey PRIMARY KEY (operation),
-    CONSTRAINT operation_policy_operation_check
-        CHECK (operation ~ '^[A-Za-z0-9_.-]+:v[1-9][0-9]*$' AND octet_length(operation) <= 63),
-    CONSTRAINT operation_policy_refusals_check CHECK (refusals IN ('raise', 'save')),
-    CONSTRAINT operation_policy_stored_request_check CHECK (stored_request IN ('full', 'fingerprint')),
-    -- A month without its 29th day would make '1 month -29 days' negative.
-    CONSTRAINT operation_policy_retention_check
-        CHECK (timestamp '2001-03-01' - retention < timestamp '2001-03-01' AND retention <= interval '1000 years')
-);
-
-COMMENT ON TABLE operation_policy IS
-    'What is declared for an operation; an operation without a row has the defaults. Change it by INSERT, UPDATE and DELETE: it counts from the next call on, and records that exist stay comparable.';
-COMMENT ON COLUMN operation_policy.operation IS
-    'The operation, such as debit:v1.';
-COMMENT ON COLUMN operation_policy.refusals IS
-    'raise: an insufficient balance raises P0001 and keeps nothing, so that the same key may succeed after a top-up. save: the refusal becomes the stored response, and a repeat gets it also after a top-up.';
-COMMENT ON COLUMN operation_policy.stored_request IS
-    'full: the request is stored as it is. fingerprint: only a digest is stored, for requests that must not be kept.';
-COMMENT ON COLUMN operation_policy.retention IS
-    'How long a record of the operation is kept, hence a repeat''s answer; NULL: as long as idempotency_record.retention says.';
-COMMENT ON CONSTRAINT operation_policy_pkey ON operation_policy IS
-    'One policy an operation.';
-COMMENT ON CONSTRAINT operation_policy_operation_check ON operation_policy IS
-    'A policy under any other name would have no effect.';
-COMMENT ON CONSTRAINT operation_policy_refusals_check ON operation_policy IS
-    'raise or save.';
-COMMENT ON CONSTRAINT operation_policy_stored_request_check ON operation_policy IS
-    'full or fingerprint.';
-COMMENT ON CONSTRAINT operation_policy_retention_check ON operation_policy IS
-    'A retention is longer than nothing, in every month, and at most 1000 years.';
-
-SELECT pg_catalog.pg_extension_config_dump('operation_policy', '');
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:37
-CREATE TABLE retention_fence (
-    kind          text COLLATE "C" NOT NULL,
-    name          text COLLATE "C" NOT NULL,
-    purged_before timestamptz NOT NULL,
-    CONSTRAINT retention_fence_pkey PRIMARY KEY (kind, name),
-    CONSTRAINT retention_fence_kind_check CHECK (kind IN ('operation', 'subscriber'))
-);
-
-COMMENT ON TABLE retention_fence IS
-    'Up to when the records of each operation and subscriber were purged. A dated key from before that, of which there is no record, is refused: it may have been executed. Written by each purge, in the same transaction; deleting or lowering a row lets such keys be executed again.';
-COMMENT ON COLUMN retention_fence.kind IS
-    'operation or subscriber.';
-COMMENT ON COLUMN retention_fence.name IS
-    'The operation, such as debit:v1, or the subscriber.';
-COMMENT ON COLUMN retention_fence.purged_before IS
-    'Records that were made before this, by the database''s clock, may have been purged. It never goes back.';
-COMMENT ON CONSTRAINT retention_fence_pkey ON retention_fence IS
-    'One fence for each operation and each subscriber.';
-COMMENT ON CONSTRAINT retention_fence_kind_check ON retention_fence IS
-    'operation or subscriber.';
-
-SELECT pg_catalog.pg_extension_config_dump('retention_fence', '');
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:33
--- requires:
---   account
-
-CREATE TABLE processed_message (
-    subscriber          text COLLATE "C" NOT NULL,
-    message_id          uuid NOT NULL,
-    account_id          bigint NOT NULL,
-    payload_fingerprint bytea,
-    created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
-    delta               bigint,
-    CONSTRAINT processed_message_pkey PRIMARY KEY (subscriber, message_id),
-    CONSTRAINT processed_message_account_id_fkey FOREIGN KEY (account_id) REFERENCES account
-);
-
-CREATE INDEX processed_message_subscriber_created_at_idx ON processed_message (subscriber, created_at);
-
-COMMENT ON TABLE processed_message IS
-    'One row for each message that a subscriber has applied, stored in the same transaction as its effect on the account. INSERT ... ON CONFLICT DO NOTHING; no row inserted means that the message was applied before.';
-COMMENT ON COLUMN processed_message.subscriber IS
-    'Who applied the message. Each subscriber applies each message for itself.';
-COMMENT ON COLUMN processed_message.message_id IS
-    'The identifier that the publisher gave the message. It names an external event, hence no foreign key.';
-COMMENT ON COLUMN processed_message.account_id IS
-    'The account that the message had its effect on.';
-COMMENT ON COLUMN processed_message.payload_fingerprint IS
-    'A digest of the payload, to recognize a message id that returns with another payload; NULL where none was recorded.';
-COMMENT ON COLUMN processed_message.created_at IS
-    'When the message was applied, by the database''s clock; retention counts from here.';
-COMMENT ON COLUMN processed_message.delta IS
-    'What apply_message_once added to the balance, in integer units; NULL where the caller made the effect.';
-COMMENT ON CONSTRAINT processed_message_pkey ON processed_message IS
-    'Decides which of two deliveries is applied. Dropping it lets messages be applied twice.';
-COMMENT ON CONSTRAINT processed_message_account_id_fkey ON processed_message IS
-    'An account with live records cannot be deleted.';
-COMMENT ON INDEX processed_message_subscriber_created_at_idx IS
-    'Makes a purge cost what it deletes, not what the table holds, whatever the others'' retention is.';
-
-SELECT pg_catalog.pg_extension_config_dump('processed_message', '');
-/* </end connected objects> */
-
-/* <begin connected objects> */
 -- src/lib.rs:32
 -- requires:
 --   account
@@ -214,31 +105,45 @@ SELECT pg_catalog.pg_extension_config_dump('request_result', '');
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/lib.rs:36
-CREATE TABLE subscriber_policy (
-    subscriber text COLLATE "C" NOT NULL,
-    retention  interval NOT NULL,
-    CONSTRAINT subscriber_policy_pkey PRIMARY KEY (subscriber),
-    CONSTRAINT subscriber_policy_subscriber_check CHECK (octet_length(subscriber) BETWEEN 1 AND 255),
-    -- As for operation_policy.
-    CONSTRAINT subscriber_policy_retention_check
-        CHECK (timestamp '2001-03-01' - retention < timestamp '2001-03-01' AND retention <= interval '1000 years')
+-- src/lib.rs:33
+-- requires:
+--   account
+
+CREATE TABLE processed_message (
+    subscriber          text COLLATE "C" NOT NULL,
+    message_id          uuid NOT NULL,
+    account_id          bigint NOT NULL,
+    payload_fingerprint bytea,
+    created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    delta               bigint,
+    CONSTRAINT processed_message_pkey PRIMARY KEY (subscriber, message_id),
+    CONSTRAINT processed_message_account_id_fkey FOREIGN KEY (account_id) REFERENCES account
 );
 
-COMMENT ON TABLE subscriber_policy IS
-    'How long the messages of a subscriber are remembered; a subscriber without a row has idempotency_record.message_retention. Change it by INSERT, UPDATE and DELETE: it counts from the next purge on.';
-COMMENT ON COLUMN subscriber_policy.subscriber IS
-    'The subscriber, as in processed_message.';
-COMMENT ON COLUMN subscriber_policy.retention IS
-    'How long a message is remembered: longer than the broker may redeliver it.';
-COMMENT ON CONSTRAINT subscriber_policy_pkey ON subscriber_policy IS
-    'One policy a subscriber.';
-COMMENT ON CONSTRAINT subscriber_policy_subscriber_check ON subscriber_policy IS
-    'A policy under any other name would have no effect.';
-COMMENT ON CONSTRAINT subscriber_policy_retention_check ON subscriber_policy IS
-    'A retention is longer than nothing, in every month, and at most 1000 years.';
+CREATE INDEX processed_message_subscriber_created_at_idx ON processed_message (subscriber, created_at);
 
-SELECT pg_catalog.pg_extension_config_dump('subscriber_policy', '');
+COMMENT ON TABLE processed_message IS
+    'One row for each message that a subscriber has applied, stored in the same transaction as its effect on the account. INSERT ... ON CONFLICT DO NOTHING; no row inserted means that the message was applied before.';
+COMMENT ON COLUMN processed_message.subscriber IS
+    'Who applied the message. Each subscriber applies each message for itself.';
+COMMENT ON COLUMN processed_message.message_id IS
+    'The identifier that the publisher gave the message. It names an external event, hence no foreign key.';
+COMMENT ON COLUMN processed_message.account_id IS
+    'The account that the message had its effect on.';
+COMMENT ON COLUMN processed_message.payload_fingerprint IS
+    'A digest of the payload, to recognize a message id that returns with another payload; NULL where none was recorded.';
+COMMENT ON COLUMN processed_message.created_at IS
+    'When the message was applied, by the database''s clock; retention counts from here.';
+COMMENT ON COLUMN processed_message.delta IS
+    'What apply_message_once added to the balance, in integer units; NULL where the caller made the effect.';
+COMMENT ON CONSTRAINT processed_message_pkey ON processed_message IS
+    'Decides which of two deliveries is applied. Dropping it lets messages be applied twice.';
+COMMENT ON CONSTRAINT processed_message_account_id_fkey ON processed_message IS
+    'An account with live records cannot be deleted.';
+COMMENT ON INDEX processed_message_subscriber_created_at_idx IS
+    'Makes a purge cost what it deletes, not what the table holds, whatever the others'' retention is.';
+
+SELECT pg_catalog.pg_extension_config_dump('processed_message', '');
 /* </end connected objects> */
 
 /* <begin connected objects> */
@@ -298,7 +203,102 @@ SELECT pg_catalog.pg_extension_config_dump('purge_lock', 'WHERE false');
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:247
+-- src/lib.rs:35
+CREATE TABLE operation_policy (
+    operation      text COLLATE "C" NOT NULL,
+    refusals       text NOT NULL DEFAULT 'raise',
+    stored_request text NOT NULL DEFAULT 'full',
+    retention      interval,
+    CONSTRAINT operation_policy_pkey PRIMARY KEY (operation),
+    CONSTRAINT operation_policy_operation_check
+        CHECK (operation ~ '^[A-Za-z0-9_.-]+:v[1-9][0-9]*$' AND octet_length(operation) <= 63),
+    CONSTRAINT operation_policy_refusals_check CHECK (refusals IN ('raise', 'save')),
+    CONSTRAINT operation_policy_stored_request_check CHECK (stored_request IN ('full', 'fingerprint')),
+    -- A month without its 29th day would make '1 month -29 days' negative.
+    CONSTRAINT operation_policy_retention_check
+        CHECK (timestamp '2001-03-01' - retention < timestamp '2001-03-01' AND retention <= interval '1000 years')
+);
+
+COMMENT ON TABLE operation_policy IS
+    'What is declared for an operation; an operation without a row has the defaults. Change it by INSERT, UPDATE and DELETE: it counts from the next call on, and records that exist stay comparable.';
+COMMENT ON COLUMN operation_policy.operation IS
+    'The operation, such as debit:v1.';
+COMMENT ON COLUMN operation_policy.refusals IS
+    'raise: an insufficient balance raises P0001 and keeps nothing, so that the same key may succeed after a top-up. save: the refusal becomes the stored response, and a repeat gets it also after a top-up.';
+COMMENT ON COLUMN operation_policy.stored_request IS
+    'full: the request is stored as it is. fingerprint: only a digest is stored, for requests that must not be kept.';
+COMMENT ON COLUMN operation_policy.retention IS
+    'How long a record of the operation is kept, hence a repeat''s answer; NULL: as long as idempotency_record.retention says.';
+COMMENT ON CONSTRAINT operation_policy_pkey ON operation_policy IS
+    'One policy an operation.';
+COMMENT ON CONSTRAINT operation_policy_operation_check ON operation_policy IS
+    'A policy under any other name would have no effect.';
+COMMENT ON CONSTRAINT operation_policy_refusals_check ON operation_policy IS
+    'raise or save.';
+COMMENT ON CONSTRAINT operation_policy_stored_request_check ON operation_policy IS
+    'full or fingerprint.';
+COMMENT ON CONSTRAINT operation_policy_retention_check ON operation_policy IS
+    'A retention is longer than nothing, in every month, and at most 1000 years.';
+
+SELECT pg_catalog.pg_extension_config_dump('operation_policy', '');
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:36
+CREATE TABLE subscriber_policy (
+    subscriber text COLLATE "C" NOT NULL,
+    retention  interval NOT NULL,
+    CONSTRAINT subscriber_policy_pkey PRIMARY KEY (subscriber),
+    CONSTRAINT subscriber_policy_subscriber_check CHECK (octet_length(subscriber) BETWEEN 1 AND 255),
+    -- As for operation_policy.
+    CONSTRAINT subscriber_policy_retention_check
+        CHECK (timestamp '2001-03-01' - retention < timestamp '2001-03-01' AND retention <= interval '1000 years')
+);
+
+COMMENT ON TABLE subscriber_policy IS
+    'How long the messages of a subscriber are remembered; a subscriber without a row has idempotency_record.message_retention. Change it by INSERT, UPDATE and DELETE: it counts from the next purge on.';
+COMMENT ON COLUMN subscriber_policy.subscriber IS
+    'The subscriber, as in processed_message.';
+COMMENT ON COLUMN subscriber_policy.retention IS
+    'How long a message is remembered: longer than the broker may redeliver it.';
+COMMENT ON CONSTRAINT subscriber_policy_pkey ON subscriber_policy IS
+    'One policy a subscriber.';
+COMMENT ON CONSTRAINT subscriber_policy_subscriber_check ON subscriber_policy IS
+    'A policy under any other name would have no effect.';
+COMMENT ON CONSTRAINT subscriber_policy_retention_check ON subscriber_policy IS
+    'A retention is longer than nothing, in every month, and at most 1000 years.';
+
+SELECT pg_catalog.pg_extension_config_dump('subscriber_policy', '');
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:37
+CREATE TABLE retention_fence (
+    kind          text COLLATE "C" NOT NULL,
+    name          text COLLATE "C" NOT NULL,
+    purged_before timestamptz NOT NULL,
+    CONSTRAINT retention_fence_pkey PRIMARY KEY (kind, name),
+    CONSTRAINT retention_fence_kind_check CHECK (kind IN ('operation', 'subscriber'))
+);
+
+COMMENT ON TABLE retention_fence IS
+    'Up to when the records of each operation and subscriber were purged. A dated key from before that, of which there is no record, is refused: it may have been executed. Written by each purge, in the same transaction; deleting or lowering a row lets such keys be executed again.';
+COMMENT ON COLUMN retention_fence.kind IS
+    'operation or subscriber.';
+COMMENT ON COLUMN retention_fence.name IS
+    'The operation, such as debit:v1, or the subscriber.';
+COMMENT ON COLUMN retention_fence.purged_before IS
+    'Records that were made before this, by the database''s clock, may have been purged. It never goes back.';
+COMMENT ON CONSTRAINT retention_fence_pkey ON retention_fence IS
+    'One fence for each operation and each subscriber.';
+COMMENT ON CONSTRAINT retention_fence_kind_check ON retention_fence IS
+    'operation or subscriber.';
+
+SELECT pg_catalog.pg_extension_config_dump('retention_fence', '');
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/api.rs:245
 -- idempotency_record::api::accept_message
 CREATE  FUNCTION "accept_message"(
 	"p_subscriber" text, /* Option < Text > */
@@ -312,7 +312,7 @@ AS 'MODULE_PATHNAME', 'accept_message_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:278
+-- src/api.rs:276
 -- idempotency_record::api::accept_messages
 CREATE  FUNCTION "accept_messages"(
 	"p_subscriber" text, /* Option < Text > */
@@ -326,7 +326,7 @@ AS 'MODULE_PATHNAME', 'accept_messages_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:292
+-- src/api.rs:290
 -- idempotency_record::api::accept_version
 CREATE  FUNCTION "accept_version"(
 	"p_subscriber" text, /* Option < Text > */
@@ -339,7 +339,7 @@ AS 'MODULE_PATHNAME', 'accept_version_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:263
+-- src/api.rs:261
 -- idempotency_record::api::apply_message_once
 CREATE  FUNCTION "apply_message_once"(
 	"p_subscriber" text, /* Option < Text > */
@@ -354,7 +354,7 @@ AS 'MODULE_PATHNAME', 'apply_message_once_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:223
+-- src/api.rs:221
 -- idempotency_record::api::cancel_request
 CREATE  FUNCTION "cancel_request"(
 	"p_account" bigint, /* Option < i64 > */
@@ -367,7 +367,7 @@ AS 'MODULE_PATHNAME', 'cancel_request_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:123
+-- src/api.rs:121
 -- idempotency_record::api::credit_once
 CREATE  FUNCTION "credit_once"(
 	"p_account" bigint, /* Option < i64 > */
@@ -381,7 +381,7 @@ AS 'MODULE_PATHNAME', 'credit_dated_once_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:34
+-- src/api.rs:32
 -- idempotency_record::api::credit_once
 CREATE  FUNCTION "credit_once"(
 	"p_account" bigint, /* Option < i64 > */
@@ -394,7 +394,7 @@ AS 'MODULE_PATHNAME', 'credit_once_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:157
+-- src/api.rs:155
 -- idempotency_record::api::credit_once_outcome
 CREATE  FUNCTION "credit_once_outcome"(
 	"p_account" bigint, /* Option < i64 > */
@@ -413,7 +413,7 @@ AS 'MODULE_PATHNAME', 'credit_dated_once_outcome_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:87
+-- src/api.rs:85
 -- idempotency_record::api::credit_once_outcome
 CREATE  FUNCTION "credit_once_outcome"(
 	"p_account" bigint, /* Option < i64 > */
@@ -431,7 +431,7 @@ AS 'MODULE_PATHNAME', 'credit_once_outcome_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:112
+-- src/api.rs:110
 -- idempotency_record::api::debit_once
 CREATE  FUNCTION "debit_once"(
 	"p_account" bigint, /* Option < i64 > */
@@ -445,7 +445,7 @@ AS 'MODULE_PATHNAME', 'debit_dated_once_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:28
+-- src/api.rs:26
 -- idempotency_record::api::debit_once
 CREATE  FUNCTION "debit_once"(
 	"p_account" bigint, /* Option < i64 > */
@@ -458,7 +458,7 @@ AS 'MODULE_PATHNAME', 'debit_once_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:146
+-- src/api.rs:144
 -- idempotency_record::api::debit_once_outcome
 CREATE  FUNCTION "debit_once_outcome"(
 	"p_account" bigint, /* Option < i64 > */
@@ -477,7 +477,7 @@ AS 'MODULE_PATHNAME', 'debit_dated_once_outcome_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:80
+-- src/api.rs:78
 -- idempotency_record::api::debit_once_outcome
 CREATE  FUNCTION "debit_once_outcome"(
 	"p_account" bigint, /* Option < i64 > */
@@ -495,7 +495,7 @@ AS 'MODULE_PATHNAME', 'debit_once_outcome_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:193
+-- src/api.rs:191
 -- idempotency_record::api::find_request
 CREATE  FUNCTION "find_request"(
 	"p_account" bigint, /* Option < i64 > */
@@ -517,11 +517,44 @@ AS 'MODULE_PATHNAME', 'find_request_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:336
+-- src/api.rs:373
+-- idempotency_record::api::keep_record
+
+CREATE FUNCTION keep_record() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'keep_record_wrapper';
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:52
+-- requires:
+--   request_result
+--   processed_message
+--   api::keep_record
+
+CREATE TRIGGER request_result_keep BEFORE UPDATE OR DELETE ON request_result
+    FOR EACH ROW EXECUTE FUNCTION keep_record();
+CREATE TRIGGER request_result_keep_all BEFORE TRUNCATE ON request_result
+    FOR EACH STATEMENT EXECUTE FUNCTION keep_record();
+CREATE TRIGGER processed_message_keep BEFORE UPDATE OR DELETE ON processed_message
+    FOR EACH ROW EXECUTE FUNCTION keep_record();
+CREATE TRIGGER processed_message_keep_all BEFORE TRUNCATE ON processed_message
+    FOR EACH STATEMENT EXECUTE FUNCTION keep_record();
+
+COMMENT ON TRIGGER request_result_keep ON request_result IS
+    'A record is never changed, and deleted only when its retention has passed. Logical replication and pg_restore do not fire it; a superuser or the owner can disable it.';
+COMMENT ON TRIGGER request_result_keep_all ON request_result IS
+    'Records are not truncated away.';
+COMMENT ON TRIGGER processed_message_keep ON processed_message IS
+    'A record is never changed, and deleted only when its retention has passed. Logical replication and pg_restore do not fire it; a superuser or the owner can disable it.';
+COMMENT ON TRIGGER processed_message_keep_all ON processed_message IS
+    'Records are not truncated away.';
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/api.rs:334
 -- idempotency_record::api::purge
 
 CREATE PROCEDURE purge(
-    p_batch_size bigint DEFAULT 10000,
+    p_batch_size bigint DEFAULT 1000,
     p_time_budget interval DEFAULT NULL,
     INOUT deleted bigint DEFAULT NULL,
     INOUT remaining bigint DEFAULT NULL,
@@ -530,7 +563,7 @@ CREATE PROCEDURE purge(
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:306
+-- src/api.rs:304
 -- idempotency_record::api::purge_expired_keys
 CREATE  FUNCTION "purge_expired_keys"(
 	"p_retention" interval /* Option < Interval > */
@@ -541,7 +574,7 @@ AS 'MODULE_PATHNAME', 'purge_expired_keys_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:312
+-- src/api.rs:310
 -- idempotency_record::api::purge_expired_keys
 CREATE  FUNCTION "purge_expired_keys"() RETURNS bigint /* Result < i64, ErrorReport > */
 STRICT VOLATILE PARALLEL UNSAFE 
@@ -550,7 +583,7 @@ AS 'MODULE_PATHNAME', 'purge_expired_keys_by_policy_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:318
+-- src/api.rs:316
 -- idempotency_record::api::purge_processed_messages
 CREATE  FUNCTION "purge_processed_messages"(
 	"p_retention" interval /* Option < Interval > */
@@ -561,7 +594,7 @@ AS 'MODULE_PATHNAME', 'purge_processed_messages_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:324
+-- src/api.rs:322
 -- idempotency_record::api::purge_processed_messages
 CREATE  FUNCTION "purge_processed_messages"() RETURNS bigint /* Result < i64, ErrorReport > */
 STRICT VOLATILE PARALLEL UNSAFE 
@@ -570,7 +603,7 @@ AS 'MODULE_PATHNAME', 'purge_processed_messages_by_policy_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:236
+-- src/api.rs:234
 -- idempotency_record::api::request_fingerprint
 CREATE  FUNCTION "request_fingerprint"(
 	"p_request" jsonb /* Jsonb */
@@ -581,7 +614,7 @@ AS 'MODULE_PATHNAME', 'request_fingerprint_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:363
+-- src/api.rs:361
 -- idempotency_record::api::retention_setting
 CREATE  FUNCTION "retention_setting"() RETURNS TABLE (
 	"retention" interval,  /* Interval */
@@ -719,7 +752,7 @@ COMMENT ON COLUMN retention_status.worker IS
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:134
+-- src/api.rs:132
 -- idempotency_record::api::run_once
 CREATE  FUNCTION "run_once"(
 	"p_account" bigint, /* Option < i64 > */
@@ -735,7 +768,7 @@ AS 'MODULE_PATHNAME', 'run_dated_once_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:46
+-- src/api.rs:44
 -- idempotency_record::api::run_once
 CREATE  FUNCTION "run_once"(
 	"p_account" bigint, /* Option < i64 > */
@@ -750,7 +783,7 @@ AS 'MODULE_PATHNAME', 'run_once_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:168
+-- src/api.rs:166
 -- idempotency_record::api::run_once_outcome
 CREATE  FUNCTION "run_once_outcome"(
 	"p_account" bigint, /* Option < i64 > */
@@ -771,7 +804,7 @@ AS 'MODULE_PATHNAME', 'run_dated_once_outcome_wrapper';
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api.rs:94
+-- src/api.rs:92
 -- idempotency_record::api::run_once_outcome
 CREATE  FUNCTION "run_once_outcome"(
 	"p_account" bigint, /* Option < i64 > */
@@ -788,41 +821,6 @@ CREATE  FUNCTION "run_once_outcome"(
 VOLATILE PARALLEL UNSAFE
 LANGUAGE c /* Rust */
 AS 'MODULE_PATHNAME', 'run_once_outcome_wrapper';
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/api.rs:374
--- idempotency_record::api::keep_record
-CREATE FUNCTION "keep_record"()
-	RETURNS TRIGGER
-	LANGUAGE c
-	AS 'MODULE_PATHNAME', 'keep_record_wrapper';
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:52
--- requires:
---   request_result
---   processed_message
---   api::keep_record
-
-CREATE TRIGGER request_result_keep BEFORE UPDATE OR DELETE ON request_result
-    FOR EACH ROW EXECUTE FUNCTION keep_record();
-CREATE TRIGGER request_result_keep_all BEFORE TRUNCATE ON request_result
-    FOR EACH STATEMENT EXECUTE FUNCTION keep_record();
-CREATE TRIGGER processed_message_keep BEFORE UPDATE OR DELETE ON processed_message
-    FOR EACH ROW EXECUTE FUNCTION keep_record();
-CREATE TRIGGER processed_message_keep_all BEFORE TRUNCATE ON processed_message
-    FOR EACH STATEMENT EXECUTE FUNCTION keep_record();
-
-COMMENT ON TRIGGER request_result_keep ON request_result IS
-    'A record is never changed, and deleted only when its retention has passed. Logical replication and pg_restore do not fire it; a superuser or the owner can disable it.';
-COMMENT ON TRIGGER request_result_keep_all ON request_result IS
-    'Records are not truncated away.';
-COMMENT ON TRIGGER processed_message_keep ON processed_message IS
-    'A record is never changed, and deleted only when its retention has passed. Logical replication and pg_restore do not fire it; a superuser or the owner can disable it.';
-COMMENT ON TRIGGER processed_message_keep_all ON processed_message IS
-    'Records are not truncated away.';
 /* </end connected objects> */
 
 /* <begin connected objects> */

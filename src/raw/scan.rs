@@ -148,6 +148,18 @@ pub fn deleted_text(trigger: &PgTrigger<'_>, name: &CStr) -> Result<Vec<u8>, Err
     row.get(column(table, name, pg_sys::TEXTOID)?).ok_or(Error::ForeignTable)
 }
 
+/// The record that a trigger is to delete, as it tells the server that it may.
+pub fn deleted_record(trigger: &PgTrigger<'_>) -> Result<super::Row, Error> {
+    let (_, row) = deleted_row(trigger)?;
+    Ok(super::Row(pg_sys::Datum::from(row.tuple)))
+}
+
+/// What the server tells a trigger; an error if the function was called otherwise.
+pub fn trigger<'a>(frame: pg_sys::FunctionCallInfo) -> Result<PgTrigger<'a>, Error> {
+    // SAFETY: the server's frame for this call, which lives as long as the call.
+    unsafe { PgTrigger::from_fcinfo(&*frame) }.map_err(|_| Error::NotATrigger)
+}
+
 fn deleted_row(trigger: &PgTrigger<'_>) -> Result<(pg_sys::Oid, Row), Error> {
     let data = trigger.trigger_data();
     // Whoever may execute the function can make a trigger of a table of his own with it, and one for each statement.
