@@ -8,7 +8,7 @@ use pgrx::spi::Spi;
 
 use crate::error::Error;
 use crate::purge::{self, Kind};
-use crate::raw::{self, Row};
+use crate::raw::{self, RecordTable, Row};
 
 thread_local! {
     /// What the purge that this session is running may delete.
@@ -17,7 +17,7 @@ thread_local! {
 
 /// The records of one operation or subscriber that are older than the cutoff.
 struct Purge {
-    kind: &'static Kind,
+    table: RecordTable,
     name: Vec<u8>,
     cutoff: i64,
 }
@@ -29,9 +29,9 @@ pub struct Purging {
 
 impl Purging {
     /// Begins a batch of a purge.
-    pub fn begin(kind: &'static Kind, name: &[u8], cutoff: TimestampWithTimeZone) -> Self {
-        let purge = Purge { kind, name: name.to_vec(), cutoff: cutoff.into() };
-        Self { before: PURGING.with_borrow_mut(|purging| purging.replace(purge)) }
+    pub fn begin(kind: &'static Kind, name: &[u8], cutoff: TimestampWithTimeZone) -> Result<Self, Error> {
+        let purge = Purge { table: kind.table()?, name: name.to_vec(), cutoff: cutoff.into() };
+        Ok(Self { before: PURGING.with_borrow_mut(|purging| purging.replace(purge)) })
     }
 }
 
@@ -50,15 +50,12 @@ pub fn keep(trigger: &PgTrigger<'_>) -> Result<Row, Error> {
         Ok(PgTriggerOperation::Truncate) => return Err(Error::RecordKept("truncated away")),
         _ => return Err(Error::RecordKept("updated")),
     }
-    let made = i64::from(raw::deleted_creation(trigger)?);
-    let kind = Kind::of_table(trigger.relid().map_err(|_| Error::ForeignTable)?)?;
-    let name = raw::deleted_text(trigger, kind.column())?;
     let purged = PURGING.with_borrow(|purging| {
-        purging
-            .as_ref()
-            .is_some_and(|purge| std::ptr::eq(purge.kind, kind) && purge.name == name && made < purge.cutoff)
+        purging.as_ref().is_some_and(|purge| purge.table.is_of(trigger, &purge.name, purge.cutoff))
     });
     if !purged {
+        let kind = Kind::of_table(trigger.relid().map_err(|_| Error::ForeignTable)?)?;
+        let (name, made) = kind.table()?.record(trigger)?;
         Spi::connect(|connected| {
             let cutoff = purge::expired_before(connected, kind, &name)?;
             if made >= i64::from(cutoff) {

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::fence::{OPERATION, SUBSCRIBER};
 use crate::keep::Purging;
 use crate::policy::{self, Policy};
-use crate::raw::{self, ActingAs, Call, Text};
+use crate::raw::{self, ActingAs, Call, RecordTable, Text};
 use crate::setting;
 use crate::statement::{self, Statement};
 
@@ -85,9 +85,9 @@ impl Kind {
         raw::find_fence(table, self.name, name)
     }
 
-    /// The column that names a record's operation or subscriber.
-    pub fn column(&self) -> &'static CStr {
-        self.column
+    /// Its table, as the trigger knows it.
+    pub fn table(&self) -> Result<RecordTable, Error> {
+        RecordTable::of(statement::own_table(self.table)?.ok_or(Error::ForeignTable)?, self.column)
     }
 }
 
@@ -440,7 +440,7 @@ impl Work {
     ) -> Result<bool, Error> {
         let [_, name] = self.names()?;
         let arguments = [name, bound(from)?.into(), to.into(), self.batch_size.into()];
-        let _purging = Purging::begin(self.subject.kind, &self.subject.name, self.subject.cutoff);
+        let _purging = Purging::begin(self.subject.kind, &self.subject.name, self.subject.cutoff)?;
         let batch = self.subject.kind.delete.run(connected, &arguments)?;
         let found = batch.first::<i64>(1)?.unwrap_or(0);
         let deleted = batch.first::<i64>(3)?.unwrap_or(0);

@@ -14,8 +14,8 @@ pub use catalog::{accept_invalidations, catalog_generation, is_current_transacti
 pub use lookup::{Columns, Lookup, Saved, find_saved};
 pub use plan::{Plan, Planning, Rows};
 pub use scan::{
-    Extension, PolicyRow, deleted_creation, deleted_record, deleted_text, find_extension, find_fence, find_owner,
-    find_policy, find_subscriber_retention, has_row_security, trigger,
+    Extension, PolicyRow, RecordTable, deleted_record, find_extension, find_fence, find_owner, find_policy,
+    find_subscriber_retention, has_row_security, trigger,
 };
 pub use setting::reserve_settings;
 pub use transaction::{ActingAs, Call};

@@ -57,96 +57,6 @@ SELECT pg_catalog.pg_extension_config_dump('accepted_version', '');
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/lib.rs:32
--- requires:
---   account
-
-CREATE TABLE request_result (
-    account_id  bigint NOT NULL,
-    operation   text COLLATE "C" NOT NULL,
-    request_key text COLLATE "C" NOT NULL,
-    request     jsonb NOT NULL,
-    response    jsonb NOT NULL,
-    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    request_fingerprint bytea,
-    cancelled   boolean NOT NULL DEFAULT false,
-    CONSTRAINT request_result_pkey PRIMARY KEY (account_id, operation, request_key),
-    CONSTRAINT request_result_account_id_fkey FOREIGN KEY (account_id) REFERENCES account
-);
-
-CREATE INDEX request_result_operation_created_at_idx ON request_result (operation, created_at);
-
-COMMENT ON TABLE request_result IS
-    'One idempotency record for each executed request: the key, the request and the response, stored in the same transaction as the effect. Written by debit_once, credit_once, run_once and cancel_request, deleted by purge; a row that is deleted by hand makes its key executable again.';
-COMMENT ON COLUMN request_result.account_id IS
-    'The account, first part of the scope of the key.';
-COMMENT ON COLUMN request_result.operation IS
-    'The named and versioned contract, such as debit:v1, second part of the scope of the key.';
-COMMENT ON COLUMN request_result.request_key IS
-    'The client''s key, 1 to 255 bytes, compared byte for byte whatever the database''s collation.';
-COMMENT ON COLUMN request_result.request IS
-    'The normalized request, such as {"amount": 100}. A repeat with another request is refused.';
-COMMENT ON COLUMN request_result.response IS
-    'What the first execution answered, such as {"balance": 900}. A repeat gets exactly this.';
-COMMENT ON COLUMN request_result.created_at IS
-    'When the request was executed, by the database''s clock; retention counts from here. Not the start of the transaction, which would make a key look old that a long transaction has just committed.';
-COMMENT ON COLUMN request_result.request_fingerprint IS
-    'The digest of the request where the operation''s policy keeps no more than that, and request is null; else NULL.';
-COMMENT ON COLUMN request_result.cancelled IS
-    'Whether cancel_request took the key before the request ran. It never will; request and response are null.';
-COMMENT ON CONSTRAINT request_result_pkey ON request_result IS
-    'Decides which of two sessions executes. Dropping it switches idempotency off.';
-COMMENT ON CONSTRAINT request_result_account_id_fkey ON request_result IS
-    'An account with live records cannot be deleted.';
-COMMENT ON INDEX request_result_operation_created_at_idx IS
-    'Makes a purge cost what it deletes, not what the table holds, whatever the others'' retention is.';
-
-SELECT pg_catalog.pg_extension_config_dump('request_result', '');
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:33
--- requires:
---   account
-
-CREATE TABLE processed_message (
-    subscriber          text COLLATE "C" NOT NULL,
-    message_id          uuid NOT NULL,
-    account_id          bigint NOT NULL,
-    payload_fingerprint bytea,
-    created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
-    delta               bigint,
-    CONSTRAINT processed_message_pkey PRIMARY KEY (subscriber, message_id),
-    CONSTRAINT processed_message_account_id_fkey FOREIGN KEY (account_id) REFERENCES account
-);
-
-CREATE INDEX processed_message_subscriber_created_at_idx ON processed_message (subscriber, created_at);
-
-COMMENT ON TABLE processed_message IS
-    'One row for each message that a subscriber has applied, stored in the same transaction as its effect on the account. INSERT ... ON CONFLICT DO NOTHING; no row inserted means that the message was applied before.';
-COMMENT ON COLUMN processed_message.subscriber IS
-    'Who applied the message. Each subscriber applies each message for itself.';
-COMMENT ON COLUMN processed_message.message_id IS
-    'The identifier that the publisher gave the message. It names an external event, hence no foreign key.';
-COMMENT ON COLUMN processed_message.account_id IS
-    'The account that the message had its effect on.';
-COMMENT ON COLUMN processed_message.payload_fingerprint IS
-    'A digest of the payload, to recognize a message id that returns with another payload; NULL where none was recorded.';
-COMMENT ON COLUMN processed_message.created_at IS
-    'When the message was applied, by the database''s clock; retention counts from here.';
-COMMENT ON COLUMN processed_message.delta IS
-    'What apply_message_once added to the balance, in integer units; NULL where the caller made the effect.';
-COMMENT ON CONSTRAINT processed_message_pkey ON processed_message IS
-    'Decides which of two deliveries is applied. Dropping it lets messages be applied twice.';
-COMMENT ON CONSTRAINT processed_message_account_id_fkey ON processed_message IS
-    'An account with live records cannot be deleted.';
-COMMENT ON INDEX processed_message_subscriber_created_at_idx IS
-    'Makes a purge cost what it deletes, not what the table holds, whatever the others'' retention is.';
-
-SELECT pg_catalog.pg_extension_config_dump('processed_message', '');
-/* </end connected objects> */
-
-/* <begin connected objects> */
 -- src/lib.rs:38
 CREATE TABLE purge_progress (
     kind           text COLLATE "C" NOT NULL,
@@ -203,6 +113,150 @@ SELECT pg_catalog.pg_extension_config_dump('purge_lock', 'WHERE false');
 /* </end connected objects> */
 
 /* <begin connected objects> */
+-- src/lib.rs:37
+CREATE TABLE retention_fence (
+    kind          text COLLATE "C" NOT NULL,
+    name          text COLLATE "C" NOT NULL,
+    purged_before timestamptz NOT NULL,
+    CONSTRAINT retention_fence_pkey PRIMARY KEY (kind, name),
+    CONSTRAINT retention_fence_kind_check CHECK (kind IN ('operation', 'subscriber'))
+);
+
+COMMENT ON TABLE retention_fence IS
+    'Up to when the records of each operation and subscriber were purged. A dated key from before that, of which there is no record, is refused: it may have been executed. Written by each purge, in the same transaction; deleting or lowering a row lets such keys be executed again.';
+COMMENT ON COLUMN retention_fence.kind IS
+    'operation or subscriber.';
+COMMENT ON COLUMN retention_fence.name IS
+    'The operation, such as debit:v1, or the subscriber.';
+COMMENT ON COLUMN retention_fence.purged_before IS
+    'Records that were made before this, by the database''s clock, may have been purged. It never goes back.';
+COMMENT ON CONSTRAINT retention_fence_pkey ON retention_fence IS
+    'One fence for each operation and each subscriber.';
+COMMENT ON CONSTRAINT retention_fence_kind_check ON retention_fence IS
+    'operation or subscriber.';
+
+SELECT pg_catalog.pg_extension_config_dump('retention_fence', '');
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:32
+-- requires:
+--   account
+
+CREATE TABLE request_result (
+    account_id  bigint NOT NULL,
+    operation   text COLLATE "C" NOT NULL,
+    request_key text COLLATE "C" NOT NULL,
+    request     jsonb NOT NULL,
+    response    jsonb NOT NULL,
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    request_fingerprint bytea,
+    cancelled   boolean NOT NULL DEFAULT false,
+    CONSTRAINT request_result_pkey PRIMARY KEY (account_id, operation, request_key),
+    CONSTRAINT request_result_account_id_fkey FOREIGN KEY (account_id) REFERENCES account
+);
+
+CREATE INDEX request_result_operation_created_at_idx ON request_result (operation, created_at);
+
+COMMENT ON TABLE request_result IS
+    'One idempotency record for each executed request: the key, the request and the response, stored in the same transaction as the effect. Written by debit_once, credit_once, run_once and cancel_request, deleted by purge; a row that is deleted by hand makes its key executable again.';
+COMMENT ON COLUMN request_result.account_id IS
+    'The account, first part of the scope of the key.';
+COMMENT ON COLUMN request_result.operation IS
+    'The named and versioned contract, such as debit:v1, second part of the scope of the key.';
+COMMENT ON COLUMN request_result.request_key IS
+    'The client''s key, 1 to 255 bytes, compared byte for byte whatever the database''s collation.';
+COMMENT ON COLUMN request_result.request IS
+    'The normalized request, such as {"amount": 100}. A repeat with another request is refused.';
+COMMENT ON COLUMN request_result.response IS
+    'What the first execution answered, such as {"balance": 900}. A repeat gets exactly this.';
+COMMENT ON COLUMN request_result.created_at IS
+    'When the request was executed, by the database''s clock; retention counts from here. Not the start of the transaction, which would make a key look old that a long transaction has just committed.';
+COMMENT ON COLUMN request_result.request_fingerprint IS
+    'The digest of the request where the operation''s policy keeps no more than that, and request is null; else NULL.';
+COMMENT ON COLUMN request_result.cancelled IS
+    'Whether cancel_request took the key before the request ran. It never will; request and response are null.';
+COMMENT ON CONSTRAINT request_result_pkey ON request_result IS
+    'Decides which of two sessions executes. Dropping it switches idempotency off.';
+COMMENT ON CONSTRAINT request_result_account_id_fkey ON request_result IS
+    'An account with live records cannot be deleted.';
+COMMENT ON INDEX request_result_operation_created_at_idx IS
+    'Makes a purge cost what it deletes, not what the table holds, whatever the others'' retention is.';
+
+SELECT pg_catalog.pg_extension_config_dump('request_result', '');
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:36
+CREATE TABLE subscriber_policy (
+    subscriber text COLLATE "C" NOT NULL,
+    retention  interval NOT NULL,
+    CONSTRAINT subscriber_policy_pkey PRIMARY KEY (subscriber),
+    CONSTRAINT subscriber_policy_subscriber_check CHECK (octet_length(subscriber) BETWEEN 1 AND 255),
+    -- As for operation_policy.
+    CONSTRAINT subscriber_policy_retention_check
+        CHECK (timestamp '2001-03-01' - retention < timestamp '2001-03-01' AND retention <= interval '1000 years')
+);
+
+COMMENT ON TABLE subscriber_policy IS
+    'How long the messages of a subscriber are remembered; a subscriber without a row has idempotency_record.message_retention. Change it by INSERT, UPDATE and DELETE: it counts from the next purge on.';
+COMMENT ON COLUMN subscriber_policy.subscriber IS
+    'The subscriber, as in processed_message.';
+COMMENT ON COLUMN subscriber_policy.retention IS
+    'How long a message is remembered: longer than the broker may redeliver it.';
+COMMENT ON CONSTRAINT subscriber_policy_pkey ON subscriber_policy IS
+    'One policy a subscriber.';
+COMMENT ON CONSTRAINT subscriber_policy_subscriber_check ON subscriber_policy IS
+    'A policy under any other name would have no effect.';
+COMMENT ON CONSTRAINT subscriber_policy_retention_check ON subscriber_policy IS
+    'A retention is longer than nothing, in every month, and at most 1000 years.';
+
+SELECT pg_catalog.pg_extension_config_dump('subscriber_policy', '');
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:33
+-- requires:
+--   account
+
+CREATE TABLE processed_message (
+    subscriber          text COLLATE "C" NOT NULL,
+    message_id          uuid NOT NULL,
+    account_id          bigint NOT NULL,
+    payload_fingerprint bytea,
+    created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    delta               bigint,
+    CONSTRAINT processed_message_pkey PRIMARY KEY (subscriber, message_id),
+    CONSTRAINT processed_message_account_id_fkey FOREIGN KEY (account_id) REFERENCES account
+);
+
+CREATE INDEX processed_message_subscriber_created_at_idx ON processed_message (subscriber, created_at);
+
+COMMENT ON TABLE processed_message IS
+    'One row for each message that a subscriber has applied, stored in the same transaction as its effect on the account. INSERT ... ON CONFLICT DO NOTHING; no row inserted means that the message was applied before.';
+COMMENT ON COLUMN processed_message.subscriber IS
+    'Who applied the message. Each subscriber applies each message for itself.';
+COMMENT ON COLUMN processed_message.message_id IS
+    'The identifier that the publisher gave the message. It names an external event, hence no foreign key.';
+COMMENT ON COLUMN processed_message.account_id IS
+    'The account that the message had its effect on.';
+COMMENT ON COLUMN processed_message.payload_fingerprint IS
+    'A digest of the payload, to recognize a message id that returns with another payload; NULL where none was recorded.';
+COMMENT ON COLUMN processed_message.created_at IS
+    'When the message was applied, by the database''s clock; retention counts from here.';
+COMMENT ON COLUMN processed_message.delta IS
+    'What apply_message_once added to the balance, in integer units; NULL where the caller made the effect.';
+COMMENT ON CONSTRAINT processed_message_pkey ON processed_message IS
+    'Decides which of two deliveries is applied. Dropping it lets messages be applied twice.';
+COMMENT ON CONSTRAINT processed_message_account_id_fkey ON processed_message IS
+    'An account with live records cannot be deleted.';
+COMMENT ON INDEX processed_message_subscriber_created_at_idx IS
+    'Makes a purge cost what it deletes, not what the table holds, whatever the others'' retention is.';
+
+SELECT pg_catalog.pg_extension_config_dump('processed_message', '');
+/* </end connected objects> */
+
+/* <begin connected objects> */
 -- src/lib.rs:35
 CREATE TABLE operation_policy (
     operation      text COLLATE "C" NOT NULL,
@@ -241,60 +295,6 @@ COMMENT ON CONSTRAINT operation_policy_retention_check ON operation_policy IS
     'A retention is longer than nothing, in every month, and at most 1000 years.';
 
 SELECT pg_catalog.pg_extension_config_dump('operation_policy', '');
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:36
-CREATE TABLE subscriber_policy (
-    subscriber text COLLATE "C" NOT NULL,
-    retention  interval NOT NULL,
-    CONSTRAINT subscriber_policy_pkey PRIMARY KEY (subscriber),
-    CONSTRAINT subscriber_policy_subscriber_check CHECK (octet_length(subscriber) BETWEEN 1 AND 255),
-    -- As for operation_policy.
-    CONSTRAINT subscriber_policy_retention_check
-        CHECK (timestamp '2001-03-01' - retention < timestamp '2001-03-01' AND retention <= interval '1000 years')
-);
-
-COMMENT ON TABLE subscriber_policy IS
-    'How long the messages of a subscriber are remembered; a subscriber without a row has idempotency_record.message_retention. Change it by INSERT, UPDATE and DELETE: it counts from the next purge on.';
-COMMENT ON COLUMN subscriber_policy.subscriber IS
-    'The subscriber, as in processed_message.';
-COMMENT ON COLUMN subscriber_policy.retention IS
-    'How long a message is remembered: longer than the broker may redeliver it.';
-COMMENT ON CONSTRAINT subscriber_policy_pkey ON subscriber_policy IS
-    'One policy a subscriber.';
-COMMENT ON CONSTRAINT subscriber_policy_subscriber_check ON subscriber_policy IS
-    'A policy under any other name would have no effect.';
-COMMENT ON CONSTRAINT subscriber_policy_retention_check ON subscriber_policy IS
-    'A retention is longer than nothing, in every month, and at most 1000 years.';
-
-SELECT pg_catalog.pg_extension_config_dump('subscriber_policy', '');
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:37
-CREATE TABLE retention_fence (
-    kind          text COLLATE "C" NOT NULL,
-    name          text COLLATE "C" NOT NULL,
-    purged_before timestamptz NOT NULL,
-    CONSTRAINT retention_fence_pkey PRIMARY KEY (kind, name),
-    CONSTRAINT retention_fence_kind_check CHECK (kind IN ('operation', 'subscriber'))
-);
-
-COMMENT ON TABLE retention_fence IS
-    'Up to when the records of each operation and subscriber were purged. A dated key from before that, of which there is no record, is refused: it may have been executed. Written by each purge, in the same transaction; deleting or lowering a row lets such keys be executed again.';
-COMMENT ON COLUMN retention_fence.kind IS
-    'operation or subscriber.';
-COMMENT ON COLUMN retention_fence.name IS
-    'The operation, such as debit:v1, or the subscriber.';
-COMMENT ON COLUMN retention_fence.purged_before IS
-    'Records that were made before this, by the database''s clock, may have been purged. It never goes back.';
-COMMENT ON CONSTRAINT retention_fence_pkey ON retention_fence IS
-    'One fence for each operation and each subscriber.';
-COMMENT ON CONSTRAINT retention_fence_kind_check ON retention_fence IS
-    'operation or subscriber.';
-
-SELECT pg_catalog.pg_extension_config_dump('retention_fence', '');
 /* </end connected objects> */
 
 /* <begin connected objects> */

@@ -136,16 +136,37 @@ pub fn find_fence(table: pg_sys::Oid, kind: &str, name: &[u8]) -> Result<Option<
     own_row(table, &[kind, name], |row| row.get(purged_before))
 }
 
-/// When the record was made that a trigger is to delete.
-pub fn deleted_creation(trigger: &PgTrigger<'_>) -> Result<TimestampWithTimeZone, Error> {
-    let (table, row) = deleted_row(trigger)?;
-    row.get(column(table, c"created_at", pg_sys::TIMESTAMPTZOID)?).ok_or(Error::ForeignTable)
+/// A table of records, and the columns by which a purge knows what it may delete.
+pub struct RecordTable {
+    table: pg_sys::Oid,
+    name: i16,
+    created_at: i16,
 }
 
-/// The text in this column of the record that a trigger is to delete.
-pub fn deleted_text(trigger: &PgTrigger<'_>, name: &CStr) -> Result<Vec<u8>, Error> {
-    let (table, row) = deleted_row(trigger)?;
-    row.get(column(table, name, pg_sys::TEXTOID)?).ok_or(Error::ForeignTable)
+impl RecordTable {
+    /// The table, whose records are named by this column.
+    pub fn of(table: pg_sys::Oid, named_by: &CStr) -> Result<Self, Error> {
+        Ok(Self {
+            table,
+            name: column(table, named_by, pg_sys::TEXTOID)?,
+            created_at: column(table, c"created_at", pg_sys::TIMESTAMPTZOID)?,
+        })
+    }
+
+    /// Whether the record that a trigger is to delete is one of this table and name, and older than the cutoff.
+    pub fn is_of(&self, trigger: &PgTrigger<'_>, name: &[u8], cutoff: i64) -> bool {
+        self.record(trigger).is_ok_and(|(of, made)| of == name && made < cutoff)
+    }
+
+    /// The name and the time of the record that a trigger is to delete, if it is one of this table.
+    pub fn record(&self, trigger: &PgTrigger<'_>) -> Result<(Vec<u8>, i64), Error> {
+        let (table, row) = deleted_row(trigger)?;
+        if table != self.table {
+            return Err(Error::ForeignTable);
+        }
+        let made = row.get::<TimestampWithTimeZone>(self.created_at).ok_or(Error::ForeignTable)?;
+        Ok((row.get(self.name).ok_or(Error::ForeignTable)?, made.into()))
+    }
 }
 
 /// The record that a trigger is to delete, as it tells the server that it may.
