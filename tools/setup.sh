@@ -221,9 +221,10 @@ install_pgbouncer() {
     mkdir "$directory"
     chmod 777 "$directory" # apt downloads as a user of its own
     download() { (cd "$directory" && apt-get download -q $packages) >/dev/null 2>&1; }
-    download || { [ "$(id -u)" = 0 ] && apt-get update -q >/dev/null && download; } ||
-        die "PgBouncer could not be downloaded. Run this, then try again:
-  sudo apt-get install -y pgbouncer        or sudo apt-get update, if apt knows no packages"
+    download || { [ "$(id -u)" = 0 ] && apt-get update -q >/dev/null && download; } || {
+        say "PgBouncer could not be downloaded from Debian: its tests will fail"
+        return 0
+    }
     chmod 755 "$directory"
     for package in "$directory"/*.deb; do dpkg-deb -x "$package" "$directory"; done
     cat >"$directory/pgbouncer" <<'END'
