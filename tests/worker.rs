@@ -338,14 +338,17 @@ fn the_worker_obeys_what_is_set_for_its_database_and_declared_in_its_policies() 
         "SELECT coalesce(string_agg(format('%s %s', operation, request_key), ', ' ORDER BY operation, created_at), '')
                   FROM request_result";
     client
-        .batch_execute(&format!(
-            "BEGIN;
-             ALTER DATABASE retained SET idempotency_record.retention = '10d';
-             INSERT INTO operation_policy (operation, retention) VALUES ('credit:v1', '5 days');
-             {fill};
-             COMMIT"
-        ))
+        .batch_execute(
+            "ALTER DATABASE retained SET idempotency_record.retention = '10d';
+             INSERT INTO operation_policy (operation, retention) VALUES ('credit:v1', '5 days')",
+        )
         .unwrap();
+    // A worker that connected before has the setting of then; the second purge from now on is another worker's.
+    for _ in 0..2 {
+        let now = value(&mut client, "SELECT now()");
+        wait_until(&mut client, &format!("SELECT min(last_purge) > '{now}' FROM retention_status"));
+    }
+    client.batch_execute(fill).unwrap();
     wait_until(&mut client, &format!("SELECT ({kept}) = 'credit:v1 old 3, debit:v1 old 6, debit:v1 old 3'"));
     // Once more, and the same.
     let now = value(&mut client, "SELECT now()");
