@@ -10,7 +10,7 @@ use std::ffi::CStr;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
-use super::scan::{Key, Row, column, primary_key};
+use super::scan::{Key, Row, column, primary_key, read_first};
 use super::{Jsonb, Text};
 use crate::error::Error;
 
@@ -85,36 +85,24 @@ pub fn find_saved(
         Key::text(operation_column, operation.as_bytes())?,
         Key::of_type(request_key, pg_sys::TEXTOID, pg_sys::F_TEXTEQ, key.0),
     ];
-    // SAFETY: the order of calls is the server's own for a scan by an index, and for a snapshot of a statement within a
-    // transaction: what this transaction did so far becomes visible, and at READ COMMITTED what others committed. Whatever is
-    // taken from the row is copied before the scan ends. After an error the server closes and lets go all.
+    // SAFETY: the order of calls is the server's own for a snapshot of a statement within a transaction: what this transaction
+    // did so far becomes visible, and at READ COMMITTED what others committed. The relation is open and locked meanwhile, and
+    // whatever is taken from the row is copied. After an error the server closes and lets go all.
     unsafe {
         let relation = pg_sys::try_relation_open(table, pg_sys::AccessShareLock as i32);
         if relation.is_null() {
             return Ok(Lookup::Unable);
         }
         let mut found = Lookup::Unable;
-        if let Some(index) = usable_index(relation, columns) {
+        if let Some(index) = usable_index(relation, &keys) {
             pg_sys::CommandCounterIncrement();
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
-            let mut scan_keys = keys.map(|key| key.scan_key());
-            let scan = pg_sys::systable_beginscan(
-                relation,
-                index,
-                true,
-                snapshot,
-                scan_keys.len() as i32,
-                scan_keys.as_mut_ptr(),
-            );
-            let tuple = pg_sys::systable_getnext(scan);
-            found = if tuple.is_null() {
+            found = match read_first(relation, Some(index), snapshot, &keys, |row| read(row, columns, request)) {
+                Some(Some(found)) => found,
                 // A table that holds nothing may be distributed, as Citus does it: its rows are elsewhere then.
-                let pages = pg_sys::RelationGetNumberOfBlocksInFork(relation, pg_sys::ForkNumber::MAIN_FORKNUM);
-                if pages == 0 { Lookup::Unable } else { Lookup::Nothing }
-            } else {
-                read(&Row { tuple, description: (*relation).rd_att }, columns, request)
+                Some(None) if has_pages(relation) => Lookup::Nothing,
+                Some(None) | None => Lookup::Unable,
             };
-            pg_sys::systable_endscan(scan);
             pg_sys::UnregisterSnapshot(snapshot);
         }
         pg_sys::relation_close(relation, pg_sys::AccessShareLock as i32);
@@ -122,18 +110,27 @@ pub fn find_saved(
     }
 }
 
+/// Whether the table has room for a row at all.
+///
+/// # Safety
+/// The relation is open.
+unsafe fn has_pages(relation: pg_sys::Relation) -> bool {
+    // SAFETY: our caller promises the relation.
+    unsafe { pg_sys::RelationGetNumberOfBlocksInFork(relation, pg_sys::ForkNumber::MAIN_FORKNUM) > 0 }
+}
+
 /// The primary key, if the table and it are what they were created as, and nobody asked for row security.
 ///
 /// # Safety
 /// The relation is open and locked.
-unsafe fn usable_index(relation: pg_sys::Relation, columns: &Columns) -> Option<pg_sys::Oid> {
+unsafe fn usable_index(relation: pg_sys::Relation, keys: &[Key]) -> Option<pg_sys::Oid> {
     // SAFETY: our caller promises the relation.
     unsafe {
         let class = &*(*relation).rd_rel;
         if class.relrowsecurity || class.relkind as u8 != pg_sys::RELKIND_RELATION {
             return None;
         }
-        primary_key(relation, &columns.identity)
+        primary_key(relation, keys)
     }
 }
 

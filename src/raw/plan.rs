@@ -107,18 +107,23 @@ impl Plan {
         Ok(Some(Rows { table: NonNull::new(table), processed, connected: PhantomData }))
     }
 
-    /// Whether the plan touches these tables alone, as far as names go: what row policies bring in does not count as ours.
-    fn touches_only(&self, tables: &[pg_sys::Oid]) -> bool {
+    /// The relations that the plan touches, those that row policies bring in included.
+    fn relations(&self) -> Vec<pg_sys::Oid> {
         // SAFETY: the plan is ours until dropped. Its sources, and the lists of the relations that the server found in them,
         // belong to the server and are read here alone.
         unsafe {
             let sources = pg_sys::SPI_plan_get_plan_sources(self.plan.as_ptr());
-            pgrx::PgList::<pg_sys::CachedPlanSource>::from_pg(sources).iter_ptr().all(|source| {
-                pgrx::PgList::<pg_sys::Oid>::from_pg((*source).relationOids)
-                    .iter_oid()
-                    .all(|relation| tables.contains(&relation))
-            })
+            let mut relations = Vec::new();
+            for source in pgrx::PgList::<pg_sys::CachedPlanSource>::from_pg(sources).iter_ptr() {
+                relations.extend(pgrx::PgList::<pg_sys::Oid>::from_pg((*source).relationOids).iter_oid());
+            }
+            relations
         }
+    }
+
+    /// Whether the plan touches these tables alone.
+    fn touches_only(&self, tables: &[pg_sys::Oid]) -> bool {
+        self.relations().iter().all(|relation| tables.contains(relation))
     }
 
     /// Has the server make or renew the plan that [`Self::run`] will then find valid, while it may not scan a whole table, and
@@ -175,16 +180,7 @@ impl Plan {
 
     /// The tables of these that the plan is known to touch, and who owns them.
     fn owners(&self, tables: &[pg_sys::Oid]) -> Vec<(pg_sys::Oid, pg_sys::Oid)> {
-        // SAFETY: as in `touches_only`.
-        let touched: Vec<pg_sys::Oid> = unsafe {
-            let sources = pg_sys::SPI_plan_get_plan_sources(self.plan.as_ptr());
-            let sources = pgrx::PgList::<pg_sys::CachedPlanSource>::from_pg(sources);
-            let relations = sources.iter_ptr().map(|source| (*source).relationOids);
-            relations
-                .flat_map(|list| pgrx::PgList::<pg_sys::Oid>::from_pg(list).iter_oid().collect::<Vec<_>>())
-                .collect()
-        };
-        let ours = touched.into_iter().filter(|relation| tables.contains(relation));
+        let ours = self.relations().into_iter().filter(|relation| tables.contains(relation));
         ours.filter_map(|relation| Some((relation, find_owner(relation)?))).collect()
     }
 }

@@ -233,22 +233,32 @@ fn quoted_schema(namespace: pg_sys::Oid) -> Option<Vec<u8>> {
 
 /// A row of an open relation.
 pub(super) struct Row {
-    pub(super) tuple: pg_sys::HeapTuple,
-    pub(super) description: pg_sys::TupleDesc,
+    tuple: pg_sys::HeapTuple,
+    description: pg_sys::TupleDesc,
 }
 
 impl Row {
-    /// A `jsonb` as it lies in the row; `None` as in [`Self::get`].
-    pub(super) fn jsonb(&self, attribute: i16) -> Option<pg_sys::Datum> {
+    /// The column as it lies in the row; `None` for NULL, and where the table has no column of this number or it is not of
+    /// one of these types.
+    fn datum(&self, attribute: i16, of_types: &[pg_sys::Oid]) -> Option<pg_sys::Datum> {
         let mut is_null = true;
-        // SAFETY: tuple and description are of one open relation; the number and the type of the column are checked.
+        // SAFETY: tuple and description are of one open relation, and the number of the column is checked.
         unsafe {
-            if pg_sys::SPI_gettypeid(self.description, attribute.into()) != pg_sys::JSONBOID {
+            let columns = (*self.description).natts;
+            if i32::from(attribute) < 1
+                || i32::from(attribute) > columns
+                || !of_types.contains(&pg_sys::SPI_gettypeid(self.description, attribute.into()))
+            {
                 return None;
             }
             let datum = pg_sys::heap_getattr(self.tuple, attribute.into(), self.description, &mut is_null);
             (!is_null).then_some(datum)
         }
+    }
+
+    /// A `jsonb` as it lies in the row; `None` as in [`Self::get`].
+    pub(super) fn jsonb(&self, attribute: i16) -> Option<pg_sys::Datum> {
+        self.datum(attribute, &[pg_sys::JSONBOID])
     }
 
     /// The same, copied into the memory of the caller.
@@ -261,21 +271,11 @@ impl Row {
 
     /// The column, copied; `None` for NULL, and where the table has no column of this number or it has another type.
     pub(super) fn get<T: FromDatum + IntoDatum>(&self, attribute: i16) -> Option<T> {
-        let mut is_null = true;
-        // SAFETY: tuple and description are of one open relation. The types asked for are passed by value or copied into
-        // Rust's memory, and a text may be taken as bytes.
-        unsafe {
-            let columns = (*self.description).natts;
-            if i32::from(attribute) < 1 || i32::from(attribute) > columns {
-                return None;
-            }
-            let found = pg_sys::SPI_gettypeid(self.description, attribute.into());
-            if found != T::type_oid() && !(found == pg_sys::TEXTOID && T::type_oid() == pg_sys::BYTEAOID) {
-                return None;
-            }
-            let datum = pg_sys::heap_getattr(self.tuple, attribute.into(), self.description, &mut is_null);
-            T::from_datum(datum, is_null)
-        }
+        // A text may be taken as bytes.
+        let text = if T::type_oid() == pg_sys::BYTEAOID { pg_sys::TEXTOID } else { T::type_oid() };
+        let datum = self.datum(attribute, &[T::type_oid(), text])?;
+        // SAFETY: not NULL and of this type; the types asked for are passed by value or copied into Rust's memory.
+        unsafe { T::from_datum(datum, false) }
     }
 }
 
@@ -300,7 +300,7 @@ impl Key {
     }
 
     /// The comparison as the server's scans want it, texts in the collation "C".
-    pub(super) fn scan_key(&self) -> pg_sys::ScanKeyData {
+    fn scan_key(&self) -> pg_sys::ScanKeyData {
         let mut scan_key = pg_sys::ScanKeyData::default();
         // SAFETY: fills the whole of it; the comparison is one of the server's own for this type.
         unsafe {
@@ -330,11 +330,11 @@ enum Index {
     PrimaryKey,
 }
 
-/// The primary key of a table, if it is of these columns.
+/// The primary key of a table, if it is of the columns of these keys, in their order.
 ///
 /// # Safety
 /// The relation is open and locked.
-pub(super) unsafe fn primary_key(relation: pg_sys::Relation, columns: &[i16]) -> Option<pg_sys::Oid> {
+pub(super) unsafe fn primary_key(relation: pg_sys::Relation, keys: &[Key]) -> Option<pg_sys::Oid> {
     // SAFETY: our caller promises the relation; the index is held open while it is looked at.
     unsafe {
         if !(*relation).rd_indexvalid {
@@ -346,25 +346,57 @@ pub(super) unsafe fn primary_key(relation: pg_sys::Relation, columns: &[i16]) ->
         }
         let opened = pg_sys::index_open(index, pg_sys::AccessShareLock as i32);
         let definition = &*(*opened).rd_index;
-        let collations = std::slice::from_raw_parts((*opened).rd_indcollation, columns.len());
         let usable = definition.indisvalid
-            && usize::try_from(definition.indnkeyatts) == Ok(columns.len())
-            && definition.indkey.values.as_slice(columns.len()) == columns
-            && collations.iter().all(|&collation| [pg_sys::InvalidOid, pg_sys::C_COLLATION_OID].contains(&collation));
+            && usize::try_from(definition.indnkeyatts) == Ok(keys.len())
+            && definition.indkey.values.as_slice(keys.len()).iter().eq(keys.iter().map(|key| &key.attribute))
+            && (0..keys.len())
+                .all(|at| [pg_sys::InvalidOid, pg_sys::C_COLLATION_OID].contains(&*(*opened).rd_indcollation.add(at)));
         pg_sys::index_close(opened, pg_sys::AccessShareLock as i32);
         usable.then_some(index)
     }
 }
 
 /// The most columns that any look-up compares.
-const KEYS: usize = 2;
+const KEYS: usize = 3;
 
-/// Reads the first row whose columns equal the keys, texts in the collation "C". `None` if there is no such table any more,
-/// or it has been altered since its columns were looked up; else the row, if there is one.
+/// Reads the first row of an open relation whose columns equal the keys, texts in the collation "C"; by the index, if there is
+/// one that can be used, and under the snapshot, or one of this moment if that is null. `None` if a key's column has another
+/// type by now; else the row, if there is one.
+///
+/// # Safety
+/// The relation is open and locked, and the index is one of its own on columns that begin with those of the keys, in their order.
+pub(super) unsafe fn read_first<T>(
+    relation: pg_sys::Relation,
+    index: Option<pg_sys::Oid>,
+    snapshot: pg_sys::Snapshot,
+    keys: &[Key],
+    read: impl FnOnce(&Row) -> T,
+) -> Option<Option<T>> {
+    // SAFETY: the order of calls is the server's own for a scan of a catalogue. The types of the key columns, which are
+    // checked under the lock, are the ones that are compared; after an error the server closes the scan.
+    unsafe {
+        let as_known = |key: &Key| pg_sys::SPI_gettypeid((*relation).rd_att, key.attribute.into()) == key.of_type;
+        if keys.len() > KEYS || !keys.iter().all(as_known) {
+            return None;
+        }
+        let mut scan_keys = [core::mem::zeroed::<pg_sys::ScanKeyData>(); KEYS];
+        for (scan_key, key) in scan_keys.iter_mut().zip(keys) {
+            *scan_key = key.scan_key();
+        }
+        let (by_index, index) = (index.is_some(), index.unwrap_or(pg_sys::InvalidOid));
+        let count = keys.len() as i32;
+        let scan = pg_sys::systable_beginscan(relation, index, by_index, snapshot, count, scan_keys.as_mut_ptr());
+        let tuple = pg_sys::systable_getnext(scan);
+        let found = (!tuple.is_null()).then(|| read(&Row { tuple, description: (*relation).rd_att }));
+        pg_sys::systable_endscan(scan);
+        Some(found)
+    }
+}
+
+/// [`read_first`] of a table that is opened for it, with a snapshot of this moment; `None` also if there is no such table any
+/// more.
 fn first_row<T>(table: pg_sys::Oid, index: Index, keys: &[Key], read: impl FnOnce(&Row) -> T) -> Option<Option<T>> {
-    // SAFETY: the order of calls is the server's own for a scan of a catalogue. The relation stays open and locked until
-    // the row has been read, so that the types of its key columns, which are checked under the lock, are the ones that are
-    // compared; after an error the server closes all.
+    // SAFETY: the relation stays open and locked until the row has been read; after an error the server closes it.
     unsafe {
         // A catalogue is there; and to ask whether it is would read another one, which without a database is not.
         let is_catalog = table.to_u32() < pg_sys::FirstNormalObjectId;
@@ -373,28 +405,13 @@ fn first_row<T>(table: pg_sys::Oid, index: Index, keys: &[Key], read: impl FnOnc
         if relation.is_null() {
             return None;
         }
-        let mut result = None;
-        let as_known = |key: &Key| pg_sys::SPI_gettypeid((*relation).rd_att, key.attribute.into()) == key.of_type;
-        if keys.len() <= KEYS && keys.iter().all(as_known) {
-            let mut scan_keys = [core::mem::zeroed::<pg_sys::ScanKeyData>(); KEYS];
-            for (scan_key, key) in scan_keys.iter_mut().zip(keys) {
-                *scan_key = key.scan_key();
-            }
-            let attributes: Vec<i16> = keys.iter().map(|key| key.attribute).collect();
-            let index = match index {
-                Index::None => None,
-                Index::Of(index) => Some(index),
-                Index::PrimaryKey => primary_key(relation, &attributes),
-            };
-            let by_index = index.is_some();
-            let (index, snapshot) = (index.unwrap_or(pg_sys::InvalidOid), core::ptr::null_mut());
-            let count = keys.len() as i32;
-            let scan = pg_sys::systable_beginscan(relation, index, by_index, snapshot, count, scan_keys.as_mut_ptr());
-            let tuple = pg_sys::systable_getnext(scan);
-            result = Some((!tuple.is_null()).then(|| read(&Row { tuple, description: (*relation).rd_att })));
-            pg_sys::systable_endscan(scan);
-        }
+        let index = match index {
+            Index::None => None,
+            Index::Of(index) => Some(index),
+            Index::PrimaryKey => primary_key(relation, keys),
+        };
+        let found = read_first(relation, index, core::ptr::null_mut(), keys, read);
         pg_sys::relation_close(relation, pg_sys::AccessShareLock as i32);
-        result
+        found
     }
 }
