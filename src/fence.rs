@@ -72,13 +72,18 @@ impl FirstSent {
         if self.latest > i64::from(clock_timestamp()).saturating_add(skew) {
             return Err(Error::FromTheFuture(what(kind)));
         }
-        let Some(table) = statement::own_table(c"retention_fence")? else {
-            return Ok(());
-        };
-        match raw::find_fence(table, kind, name)? {
+        match find(kind, name)? {
             Some(fence) if self.earliest <= i64::from(fence).saturating_add(skew) => Err(Error::Expired(what(kind))),
             _ => Ok(()),
         }
+    }
+}
+
+/// Up to when records of this kind and name were purged; `None` where none were, and for a version without fences.
+pub fn find(kind: &str, name: &[u8]) -> Result<Option<TimestampWithTimeZone>, Error> {
+    match statement::own_table(c"retention_fence")? {
+        Some(table) => raw::find_fence(table, kind, name),
+        None => Ok(None),
     }
 }
 

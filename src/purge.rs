@@ -9,10 +9,10 @@ use pgrx::prelude::*;
 use pgrx::spi::{Spi, SpiClient};
 
 use crate::error::Error;
-use crate::fence::{OPERATION, SUBSCRIBER};
+use crate::fence::{self, OPERATION, SUBSCRIBER};
 use crate::keep::Purging;
 use crate::policy::{self, Policy};
-use crate::raw::{self, ActingAs, Call, RecordTable, Text};
+use crate::raw::{ActingAs, Call, RecordTable, Text};
 use crate::setting;
 use crate::statement::{self, Statement};
 
@@ -81,8 +81,7 @@ impl Kind {
 
     /// The fence of an operation or subscriber, if it has one.
     pub fn find_fence(&self, name: &[u8]) -> Result<Option<TimestampWithTimeZone>, Error> {
-        let table = statement::own_table(c"retention_fence")?.ok_or(Error::ForeignTable)?;
-        raw::find_fence(table, self.name, name)
+        fence::find(self.name, name)
     }
 
     /// Its table, as the trigger knows it.
@@ -208,9 +207,9 @@ pub fn everything(batch_size: Option<i64>, budget: Option<Interval>, purger: &im
     let mut purged = Purged { deleted: 0, remaining: 0, oldest: None };
     let mut reported = Instant::now();
     let mut works: Vec<Work> = Vec::new();
+    let mut denied = false;
     for subject in subjects {
         let mut work = Work::begin(subject, batch_size, false);
-        let denied = works.last().is_some_and(|before| before.state == State::Denied);
         let first = works.is_empty();
         while !denied
             && (first && work.batches == 0 || in_budget())
@@ -226,9 +225,7 @@ pub fn everything(batch_size: Option<i64>, budget: Option<Interval>, purger: &im
         if work.deleted > 0 {
             work.report();
         }
-        if denied {
-            work.state = State::Denied;
-        }
+        denied |= work.state == State::Denied;
         purged.deleted += work.deleted;
         works.push(work);
     }
@@ -334,6 +331,14 @@ struct Work {
     deleted: i64,
 }
 
+/// What became of a batch.
+struct Batch {
+    /// Where the next one begins.
+    reached: Option<TimestampWithTimeZone>,
+    /// Whether there is nothing left for it.
+    all: bool,
+}
+
 /// The beginning of time, for a bound.
 fn bound(time: Option<TimestampWithTimeZone>) -> Result<TimestampWithTimeZone, Error> {
     match time {
@@ -388,7 +393,9 @@ impl Work {
         move_fence(connected, self.subject.kind, &self.subject.name, self.subject.cutoff)?;
         let sweep = match self.state {
             State::Main => {
-                if self.delete(connected, self.deleted_before, self.subject.cutoff, |work| &mut work.deleted_before)? {
+                let batch = self.delete(connected, self.deleted_before, self.subject.cutoff)?;
+                self.deleted_before = batch.reached;
+                if batch.all {
                     self.state = if self.sweep_due && self.from.is_some() { State::Sweep } else { State::Done };
                     self.sweep_began = Instant::now();
                 }
@@ -397,7 +404,9 @@ impl Work {
             }
             State::Sweep => {
                 let to = earlier(bound(self.from)?, self.subject.cutoff);
-                if self.delete(connected, self.swept, to, |work| &mut work.swept)? {
+                let batch = self.delete(connected, self.swept, to)?;
+                self.swept = batch.reached;
+                if batch.all {
                     self.state = State::Done;
                 }
                 let took = i64::try_from(self.sweep_began.elapsed().as_micros()).unwrap_or(i64::MAX);
@@ -430,14 +439,13 @@ impl Work {
         Ok(())
     }
 
-    /// Deletes a batch of the time between, and moves `position` behind it. Whether that was all.
+    /// Deletes a batch of the time between.
     fn delete(
         &mut self,
         connected: &SpiClient<'_>,
         from: Option<TimestampWithTimeZone>,
         to: TimestampWithTimeZone,
-        position: fn(&mut Self) -> &mut Option<TimestampWithTimeZone>,
-    ) -> Result<bool, Error> {
+    ) -> Result<Batch, Error> {
         let [_, name] = self.names()?;
         let arguments = [name, bound(from)?.into(), to.into(), self.batch_size.into()];
         let _purging = Purging::begin(self.subject.kind, &self.subject.name, self.subject.cutoff)?;
@@ -454,8 +462,7 @@ impl Work {
             Some(last) if stuck => Some(just_after(last)?),
             last => last,
         };
-        *position(self) = reached;
-        Ok(all)
+        Ok(Batch { reached, all })
     }
 
     /// How many expired records are left, and when the oldest of all was made. What a sweep would have looked at is counted

@@ -39,7 +39,28 @@ pub struct Statement {
     /// What follows the text, for texts with a common end.
     returning: &'static str,
     planning: Planning,
+    /// What `@records@` and `@name@` stand for in the text.
+    records: Option<Records>,
 }
+
+/// Records of one kind, for statements that are the same for both.
+struct Records {
+    /// Their table.
+    table: &'static str,
+    /// The column by which a purge tells them apart, which is also the kind of their subject, and begins the name of the table
+    /// of its policies.
+    name: &'static str,
+}
+
+const REQUESTS: Records = Records { table: "request_result", name: "operation" };
+const MESSAGES: Records = Records { table: "processed_message", name: "subscriber" };
+
+/// What most statements have in common.
+const BY_INDEX: Statement =
+    Statement { text: "", text_0_1: None, parameters: &[], returning: "", planning: Planning::ByIndex, records: None };
+
+/// The same for statements that take the first rows of many.
+const IN_ORDER: Statement = Statement { planning: Planning::InOrder, ..BY_INDEX };
 
 /// The end of a claim: nothing if the key is taken, else the record, and whether it is the one that was claimed. Under a key
 /// that a trigger rewrote a repeat would not be found; a record that one marked cancelled would deny the execution.
@@ -74,8 +95,7 @@ pub static FIND: Statement = Statement {
               AND operation OPERATOR(pg_catalog.=) $2
               AND request_key OPERATOR(pg_catalog.=) $3",
     ),
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 account, $2 operation, $3 key: the saved response, and whether the request was cancelled.
@@ -86,9 +106,7 @@ pub static FIND_SAVED: Statement = Statement {
               AND operation OPERATOR(pg_catalog.=) $2
               AND request_key OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 account, $2 operation, $3 key: the rest of the record.
@@ -99,9 +117,7 @@ pub static FIND_RECORD: Statement = Statement {
               AND operation OPERATOR(pg_catalog.=) $2
               AND request_key OPERATOR(pg_catalog.=) $3",
     parameters: FIND_SAVED.parameters,
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 to $4 as in [`FIND`]: the names of the fields that were sent and differ from the saved request, and whether that has
@@ -123,8 +139,7 @@ pub static FIND_DIFFERENCE: Statement = Statement {
               AND pg_catalog.jsonb_typeof($4) OPERATOR(pg_catalog.=) 'object'",
     parameters: FIND.parameters,
     text_0_1: Some("SELECT 'amount', false"),
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 account, $2 operation, $3 key, $4 request as it is stored, $5 its fingerprint if that is stored instead, $6 what is
@@ -166,7 +181,7 @@ pub static CLAIM: Statement = Statement {
                      AND request OPERATOR(pg_catalog.=) $4",
     ),
     returning: claimed!(),
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 to $6 as in [`CLAIM`]: takes the key with a refusal as the response, where the balance does not suffice.
@@ -180,9 +195,8 @@ pub static CLAIM_REFUSAL: Statement = Statement {
               AND account.balance OPERATOR(pg_catalog.+) $6 OPERATOR(pg_catalog.<) 0
               FOR NO KEY UPDATE",
     parameters: CLAIM.parameters,
-    text_0_1: None,
     returning: concat!(claimed!(), "\n                     AND response OPERATOR(pg_catalog.?) 'refused'"),
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 to $5 as in [`CLAIM`], $6 the response of a handler that ran while the account was locked.
@@ -198,9 +212,8 @@ pub static SAVE_RESPONSE: Statement = Statement {
         PgBuiltInOids::BYTEAOID,
         PgBuiltInOids::JSONBOID,
     ],
-    text_0_1: None,
     returning: concat!(claimed!(), "\n                     AND response OPERATOR(pg_catalog.=) $6"),
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 account, $2 operation, $3 key: locks the account and takes the key for good; no row if the key is taken or the account
@@ -217,9 +230,7 @@ pub static CANCEL: Statement = Statement {
                      AND operation OPERATOR(pg_catalog.=) $2
                      AND request_key OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 account, $2 amount to add, $3 the claimed response: whether the new balance is the one that the response names.
@@ -229,9 +240,7 @@ pub static CHANGE_CLAIMED_BALANCE: Statement = Statement {
             WHERE account_id OPERATOR(pg_catalog.=) $1
            RETURNING pg_catalog.jsonb_build_object('balance', balance) OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID, PgBuiltInOids::JSONBOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 account, which is locked, $2 amount to add: the balance, where the old one allows it, and whether it is what it must be.
@@ -247,9 +256,7 @@ pub static CHANGE_BALANCE: Statement = Statement {
            RETURNING account.balance,
                      account.balance OPERATOR(pg_catalog.=) (before.balance OPERATOR(pg_catalog.+) $2)",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 account, $2 operation, $3 key: which transaction wrote the record.
@@ -260,9 +267,7 @@ pub static FIND_WRITER: Statement = Statement {
               AND operation OPERATOR(pg_catalog.=) $2
               AND request_key OPERATOR(pg_catalog.=) $3",
     parameters: FIND_SAVED.parameters,
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 account: locks it.
@@ -272,18 +277,14 @@ pub static LOCK_ACCOUNT: Statement = Statement {
             WHERE account_id OPERATOR(pg_catalog.=) $1
               FOR NO KEY UPDATE",
     parameters: &[PgBuiltInOids::INT8OID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 account: its balance.
 pub static FIND_BALANCE: Statement = Statement {
     text: "SELECT balance FROM @extschema@.account WHERE account_id OPERATOR(pg_catalog.=) $1",
     parameters: &[PgBuiltInOids::INT8OID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 accounts: one that row security does not let the caller see, else NULL.
@@ -294,9 +295,7 @@ pub static FIND_INVISIBLE: Statement = Statement {
                   SELECT FROM @extschema@.account
                    WHERE account.account_id OPERATOR(pg_catalog.=) given.account_id)",
     parameters: &[PgBuiltInOids::INT8ARRAYOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 handler: its qualified name, whether its signature is the expected one, and whether the caller may execute it.
@@ -314,9 +313,7 @@ pub static FIND_HANDLER: Statement = Statement {
              JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
             WHERE p.oid OPERATOR(pg_catalog.=) $1",
     parameters: &[PgBuiltInOids::REGPROCEDUREOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 subscriber, $2 message id, $3 account, $4 delta or NULL: whether account and delta are the recorded ones, and the
@@ -327,9 +324,7 @@ pub static FIND_MESSAGE: Statement = Statement {
             WHERE subscriber OPERATOR(pg_catalog.=) $1
               AND message_id OPERATOR(pg_catalog.=) $2",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDOID, PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 subscriber, $2 message id, $3 account, $4 fingerprint of the payload, $5 what will be added to the
@@ -355,9 +350,7 @@ pub static CLAIM_MESSAGE: Statement = Statement {
         PgBuiltInOids::BYTEAOID,
         PgBuiltInOids::INT8OID,
     ],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 message ids, $2 accounts, $3 payloads or NULL: whether the arrays have one dimension, equal length and no NULL.
@@ -371,9 +364,7 @@ pub static CHECK_MESSAGES: Statement = Statement {
               AND pg_catalog.array_position($2, NULL) IS NULL
               AND pg_catalog.array_position($3, NULL) IS NULL",
     parameters: &[PgBuiltInOids::UUIDARRAYOID, PgBuiltInOids::INT8ARRAYOID, PgBuiltInOids::JSONBARRAYOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 subscriber, $2 message ids: a row if one of them is not recorded.
@@ -386,9 +377,7 @@ pub static FIND_NEW_MESSAGE: Statement = Statement {
                      AND recorded.message_id OPERATOR(pg_catalog.=) given.message_id)
             LIMIT 1",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDARRAYOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 subscriber, $2 message ids, $3 accounts: locks the accounts of the messages that are not recorded yet, in one order, so
@@ -414,9 +403,7 @@ pub static LOCK_ACCOUNTS: Statement = Statement {
              LEFT JOIN locked ON locked.account_id OPERATOR(pg_catalog.=) wanted.account_id
             WHERE locked.account_id IS NULL",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDARRAYOID, PgBuiltInOids::INT8ARRAYOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 subscriber, $2 message ids, $3 accounts, $4 fingerprints of the payloads or NULL: records the messages in the order of their ids, and
@@ -452,9 +439,7 @@ pub static ACCEPT_MESSAGES: Statement = Statement {
         PgBuiltInOids::INT8ARRAYOID,
         PgBuiltInOids::BYTEAARRAYOID,
     ],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 to $4 as in [`ACCEPT_MESSAGES`]: no row if every message is recorded as it was given, else whether an account and
@@ -478,9 +463,7 @@ pub static FIND_MESSAGES_REUSED: Statement = Statement {
         PgBuiltInOids::INT8ARRAYOID,
         PgBuiltInOids::BYTEAARRAYOID,
     ],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 subscriber, $2 entity, $3 version: a row if this or a later version was accepted.
@@ -491,9 +474,7 @@ pub static FIND_NEWER_VERSION: Statement = Statement {
               AND entity OPERATOR(pg_catalog.=) $2
               AND version OPERATOR(pg_catalog.>=) $3",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::INT8OID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 subscriber, $2 entity, $3 version: accepts the version if it is above the accepted one.
@@ -507,9 +488,7 @@ pub static ACCEPT_VERSION: Statement = Statement {
                      AND entity OPERATOR(pg_catalog.=) $2
                      AND version OPERATOR(pg_catalog.=) $3",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::INT8OID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 retention, $2 the shortest allowed: up to when records are expired now, or NULL if the retention is negative; and
@@ -523,9 +502,7 @@ pub static FIND_CUTOFF: Statement = Statement {
              FROM (SELECT now, now OPERATOR(pg_catalog.-) $1 AS cutoff
                      FROM (SELECT pg_catalog.clock_timestamp() AS now OFFSET 0) AS clock) AS reading",
     parameters: &[PgBuiltInOids::INTERVALOID, PgBuiltInOids::INTERVALOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 cutoff: deletes what is older, where the extension's objects are those of a version before 0.3.0.
@@ -536,90 +513,56 @@ pub static DELETE_EXPIRED_KEYS: Statement = Statement {
                    WHERE created_at OPERATOR(pg_catalog.<) $1
                      FOR UPDATE SKIP LOCKED))",
     parameters: &[PgBuiltInOids::TIMESTAMPTZOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// Takes the right to purge until the end of the transaction: no row if another session has it.
-pub static LOCK_PURGE: Statement = Statement {
-    text: "SELECT FROM @extschema@.purge_lock FOR UPDATE SKIP LOCKED",
-    parameters: &[],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::InOrder,
-};
+pub static LOCK_PURGE: Statement =
+    Statement { text: "SELECT FROM @extschema@.purge_lock FOR UPDATE SKIP LOCKED", parameters: &[], ..IN_ORDER };
 
-/// The operations that have records, a policy or a fence, the one whose purge is the longest ago first, and when that was.
-/// An index entry of a deleted record may have to be stepped over while an old snapshot is held; an operation's newest
-/// entry is the least likely to be one.
+/// The operations that have records, a policy or a fence, and when their last purge began. An index entry of a deleted record
+/// may have to be stepped over while an old snapshot is held; an operation's newest entry is the least likely to be one.
 pub static FIND_OPERATIONS: Statement = Statement {
     text: "WITH RECURSIVE found AS (
-               (SELECT operation FROM @extschema@.request_result
-                 ORDER BY operation DESC, created_at DESC LIMIT 1)
+               (SELECT @name@ AS name FROM @extschema@.@records@
+                 ORDER BY @name@ DESC, created_at DESC LIMIT 1)
                UNION ALL
-               SELECT (SELECT next.operation FROM @extschema@.request_result AS next
-                        WHERE next.operation OPERATOR(pg_catalog.<) found.operation
-                        ORDER BY next.operation DESC, next.created_at DESC LIMIT 1)
-                 FROM found WHERE found.operation IS NOT NULL
+               SELECT (SELECT next.@name@ FROM @extschema@.@records@ AS next
+                        WHERE next.@name@ OPERATOR(pg_catalog.<) found.name
+                        ORDER BY next.@name@ DESC, next.created_at DESC LIMIT 1)
+                 FROM found WHERE found.name IS NOT NULL
            ), subject AS (
-               SELECT operation AS name FROM found WHERE operation IS NOT NULL
-               UNION SELECT operation FROM @extschema@.operation_policy
-               UNION SELECT name FROM @extschema@.retention_fence WHERE kind OPERATOR(pg_catalog.=) 'operation'
+               SELECT name FROM found WHERE name IS NOT NULL
+               UNION SELECT @name@ FROM @extschema@.@name@_policy
+               UNION SELECT name FROM @extschema@.retention_fence WHERE kind OPERATOR(pg_catalog.=) '@name@'
            )
            SELECT subject.name, progress.purged_at
              FROM subject
              LEFT JOIN @extschema@.purge_progress AS progress
-               ON progress.kind OPERATOR(pg_catalog.=) 'operation'
+               ON progress.kind OPERATOR(pg_catalog.=) '@name@'
               AND progress.name OPERATOR(pg_catalog.=) subject.name
-            ORDER BY progress.purged_at NULLS FIRST, subject.name",
-    parameters: &[],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+            ORDER BY subject.name",
+    records: Some(REQUESTS),
+    ..BY_INDEX
 };
 
 /// As [`FIND_OPERATIONS`], the subscribers.
-pub static FIND_SUBSCRIBERS: Statement = Statement {
-    text: "WITH RECURSIVE found AS (
-               (SELECT subscriber FROM @extschema@.processed_message
-                 ORDER BY subscriber DESC, created_at DESC LIMIT 1)
-               UNION ALL
-               SELECT (SELECT next.subscriber FROM @extschema@.processed_message AS next
-                        WHERE next.subscriber OPERATOR(pg_catalog.<) found.subscriber
-                        ORDER BY next.subscriber DESC, next.created_at DESC LIMIT 1)
-                 FROM found WHERE found.subscriber IS NOT NULL
-           ), subject AS (
-               SELECT subscriber AS name FROM found WHERE subscriber IS NOT NULL
-               UNION SELECT subscriber FROM @extschema@.subscriber_policy
-               UNION SELECT name FROM @extschema@.retention_fence WHERE kind OPERATOR(pg_catalog.=) 'subscriber'
-           )
-           SELECT subject.name, progress.purged_at
-             FROM subject
-             LEFT JOIN @extschema@.purge_progress AS progress
-               ON progress.kind OPERATOR(pg_catalog.=) 'subscriber'
-              AND progress.name OPERATOR(pg_catalog.=) subject.name
-            ORDER BY progress.purged_at NULLS FIRST, subject.name",
-    parameters: &[],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
-};
+pub static FIND_SUBSCRIBERS: Statement = Statement { text: FIND_OPERATIONS.text, records: Some(MESSAGES), ..BY_INDEX };
 
 /// $1 operation, $2 from, $3 to, $4 how many: deletes the oldest records of the time, skipping what another session holds.
 /// Returns how many it found, the time of the last of them, and how many it deleted.
 pub static DELETE_REQUESTS: Statement = Statement {
     text: "WITH expired AS MATERIALIZED (
                SELECT ctid, created_at
-                 FROM @extschema@.request_result
-                WHERE operation OPERATOR(pg_catalog.=) $1
+                 FROM @extschema@.@records@
+                WHERE @name@ OPERATOR(pg_catalog.=) $1
                   AND created_at OPERATOR(pg_catalog.>=) $2
                   AND created_at OPERATOR(pg_catalog.<) $3
                 ORDER BY created_at
                 LIMIT $4
                   FOR UPDATE SKIP LOCKED
            ), deleted AS (
-               DELETE FROM @extschema@.request_result
+               DELETE FROM @extschema@.@records@
                 WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT ctid FROM expired))
                RETURNING created_at
            )
@@ -632,72 +575,39 @@ pub static DELETE_REQUESTS: Statement = Statement {
         PgBuiltInOids::TIMESTAMPTZOID,
         PgBuiltInOids::INT8OID,
     ],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::InOrder,
+    records: Some(REQUESTS),
+    ..IN_ORDER
 };
 
 /// As [`DELETE_REQUESTS`], the messages of subscriber $1.
 pub static DELETE_MESSAGES: Statement = Statement {
-    text: "WITH expired AS MATERIALIZED (
-               SELECT ctid, created_at
-                 FROM @extschema@.processed_message
-                WHERE subscriber OPERATOR(pg_catalog.=) $1
-                  AND created_at OPERATOR(pg_catalog.>=) $2
-                  AND created_at OPERATOR(pg_catalog.<) $3
-                ORDER BY created_at
-                LIMIT $4
-                  FOR UPDATE SKIP LOCKED
-           ), deleted AS (
-               DELETE FROM @extschema@.processed_message
-                WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT ctid FROM expired))
-               RETURNING created_at
-           )
-           SELECT (SELECT pg_catalog.count(created_at) FROM expired),
-                  (SELECT pg_catalog.max(created_at) FROM expired),
-                  (SELECT pg_catalog.count(created_at) FROM deleted)",
+    text: DELETE_REQUESTS.text,
     parameters: DELETE_REQUESTS.parameters,
-    text_0_1: None,
-    returning: "",
-    planning: Planning::InOrder,
+    records: Some(MESSAGES),
+    ..IN_ORDER
 };
 
 /// $1 operation, $2 from, $3 to, $4 at most: how many records of the time are there, and the time of the first that is not
 /// older than $2.
 pub static COUNT_REQUESTS: Statement = Statement {
     text: "SELECT (SELECT pg_catalog.count(created_at)
-                     FROM (SELECT created_at FROM @extschema@.request_result
-                            WHERE operation OPERATOR(pg_catalog.=) $1
+                     FROM (SELECT created_at FROM @extschema@.@records@
+                            WHERE @name@ OPERATOR(pg_catalog.=) $1
                               AND created_at OPERATOR(pg_catalog.>=) $2
                               AND created_at OPERATOR(pg_catalog.<) $3
                             LIMIT $4) AS expired),
-                  (SELECT created_at FROM @extschema@.request_result
-                    WHERE operation OPERATOR(pg_catalog.=) $1
+                  (SELECT created_at FROM @extschema@.@records@
+                    WHERE @name@ OPERATOR(pg_catalog.=) $1
                       AND created_at OPERATOR(pg_catalog.>=) $2
                     ORDER BY created_at LIMIT 1)",
     parameters: DELETE_REQUESTS.parameters,
-    text_0_1: None,
-    returning: "",
-    planning: Planning::InOrder,
+    records: Some(REQUESTS),
+    ..IN_ORDER
 };
 
 /// As [`COUNT_REQUESTS`], the messages of subscriber $1.
-pub static COUNT_MESSAGES: Statement = Statement {
-    text: "SELECT (SELECT pg_catalog.count(created_at)
-                     FROM (SELECT created_at FROM @extschema@.processed_message
-                            WHERE subscriber OPERATOR(pg_catalog.=) $1
-                              AND created_at OPERATOR(pg_catalog.>=) $2
-                              AND created_at OPERATOR(pg_catalog.<) $3
-                            LIMIT $4) AS expired),
-                  (SELECT created_at FROM @extschema@.processed_message
-                    WHERE subscriber OPERATOR(pg_catalog.=) $1
-                      AND created_at OPERATOR(pg_catalog.>=) $2
-                    ORDER BY created_at LIMIT 1)",
-    parameters: DELETE_REQUESTS.parameters,
-    text_0_1: None,
-    returning: "",
-    planning: Planning::InOrder,
-};
+pub static COUNT_MESSAGES: Statement =
+    Statement { text: COUNT_REQUESTS.text, parameters: COUNT_REQUESTS.parameters, records: Some(MESSAGES), ..IN_ORDER };
 
 /// $1 kind, $2 name: locks the fence; no row if there is none, or another session holds it.
 pub static LOCK_FENCE: Statement = Statement {
@@ -706,9 +616,7 @@ pub static LOCK_FENCE: Statement = Statement {
               AND name OPERATOR(pg_catalog.=) $2
               FOR UPDATE SKIP LOCKED",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 kind, $2 name, $3 cutoff: moves the fence, never back.
@@ -719,9 +627,7 @@ pub static MOVE_FENCE: Statement = Statement {
               SET purged_before = excluded.purged_before
             WHERE fence.purged_before OPERATOR(pg_catalog.<) excluded.purged_before",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TIMESTAMPTZOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 kind, $2 name: up to when everything was deleted, and whether what is older is due for another look: that may take
@@ -735,9 +641,7 @@ pub static FIND_PROGRESS: Statement = Statement {
             WHERE kind OPERATOR(pg_catalog.=) $1
               AND name OPERATOR(pg_catalog.=) $2",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// $1 kind, $2 name, $3 up to when everything is deleted, $4 when the purge began, $5 how many it deleted, $6 how long
@@ -762,9 +666,7 @@ pub static SAVE_PROGRESS: Statement = Statement {
         PgBuiltInOids::INT8OID,
         PgBuiltInOids::INTERVALOID,
     ],
-    text_0_1: None,
-    returning: "",
-    planning: Planning::ByIndex,
+    ..BY_INDEX
 };
 
 /// The saved plans of this backend, valid for one incarnation of the extension in one schema and version.
@@ -811,6 +713,10 @@ impl Statement {
         }
         let text_0_1 = self.text_0_1.filter(|_| extension.version == VERSION_0_1);
         let text = text_0_1.map_or_else(|| [self.text, self.returning].concat(), str::to_owned);
+        let text = match &self.records {
+            Some(records) => text.replace("@records@", records.table).replace("@name@", records.name),
+            None => text,
+        };
         let text = text.split("@extschema@").map(str::as_bytes).collect::<Vec<_>>().join(&extension.schema[..]);
         let plan = Rc::new(Plan::prepare(connected, text, self.parameters, self.planning)?);
         with_plans(|plans| plans.saved.push((self, Rc::clone(&plan))));
@@ -821,9 +727,11 @@ impl Statement {
 /// The extension's own table of this name; `None` for a version that has none.
 pub fn own_table(name: &CStr) -> Result<Option<pg_sys::Oid>, Error> {
     let extension = extension()?;
-    let table = extension.table(name);
+    if let Some(table) = extension.table(name) {
+        return Ok(Some(table));
+    }
     let lacking = LACKING.iter().any(|(table, versions)| *table == name && versions.contains(&&extension.version[..]));
-    if table.is_none() && !lacking { Err(Error::ForeignTable) } else { Ok(table) }
+    if lacking { Ok(None) } else { Err(Error::ForeignTable) }
 }
 
 /// `request_result` and its columns; `None` for a version that lacks some of them.
@@ -934,7 +842,14 @@ mod tests {
         let literals = code.split('"').skip(1).step_by(2);
         let texts: Vec<String> =
             literals.filter(|text| VERBS.iter().any(|verb| text.starts_with(verb))).map(bare).collect();
-        let expected = code.matches("Statement = Statement {").count() + code.matches("text_0_1: Some(").count();
+        let has_text = |statement: &&str| {
+            let text = statement.split("text: ").nth(1).unwrap_or_default();
+            // Or it is the text of another statement, where it is read.
+            assert!(text.starts_with('"') || text.starts_with(char::is_uppercase), "no text: {statement}");
+            text.starts_with('"')
+        };
+        let own = code.split("pub static ").skip(1).filter(has_text).count();
+        let expected = own + code.matches("text_0_1: Some(").count();
         assert_eq!(texts.len(), expected + 1, "all statements and claimed");
         texts
     }
