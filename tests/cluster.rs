@@ -103,7 +103,7 @@ impl Cluster {
 
     /// Stops the server by `pg_ctl -m`: `smart`, `fast` or `immediate`.
     pub fn stop(&self, mode: &str) {
-        self.run("pg_ctl", &["stop", "-s", "-w", "-m", mode, "-D", &self.data()]);
+        self.pg_ctl(&["stop", "-m", mode]);
     }
 
     /// Kills the postmaster, which has no chance to tell anybody, and waits for its children to notice.
@@ -196,9 +196,9 @@ impl Cluster {
 
     /// `pg_ctl` with these arguments, such as `restart -m immediate`, on this cluster.
     pub fn pg_ctl(&self, arguments: &[&str]) {
-        let path = |name: &str| self.directory.join(name).into_os_string().into_string().expect("UTF-8");
-        let (data, log) = (path("data"), path("log"));
-        self.run("pg_ctl", &[arguments, &["-s", "-w", "-D", &data, "-l", &log]].concat());
+        let log = self.directory.join("log");
+        let options = ["-s", "-w", "-D", &self.data(), "-l", log.to_str().expect("UTF-8")];
+        self.run("pg_ctl", &[arguments, &options].concat());
     }
 
     /// Runs a program of the server's (or of the system's) as the server's user, connected to this cluster, and returns
@@ -334,6 +334,23 @@ pub fn simple(client: &mut Client, sql: &str) -> Result<String, Error> {
 /// [`simple`], where an error is the test's failure.
 pub fn value(client: &mut Client, sql: &str) -> String {
     simple(client, sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"))
+}
+
+/// Makes each purge of this session's database stop once it has committed the deletion of so many records, in the middle of
+/// the next batch, for as long as a session holds the advisory lock 7.
+pub fn make_purges_stop(client: &mut Client, after: u64) {
+    client
+        .batch_execute(&format!(
+            "CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF (SELECT coalesce(sum(deleted), 0) FROM public.purge_progress) >= {after} THEN
+                     PERFORM pg_advisory_xact_lock(7);
+                 END IF;
+                 RETURN NULL;
+             END $$;
+             CREATE TRIGGER stop AFTER DELETE ON request_result FOR EACH STATEMENT EXECUTE FUNCTION stop()"
+        ))
+        .unwrap();
 }
 
 /// Changes or deletes records by hand, which the extension's triggers refuse: as logical replication does, and as a superuser

@@ -50,6 +50,15 @@ fn for_each_crash(settings: &[&str], test: impl Fn(&Cluster, &str, Crash)) {
     }
 }
 
+/// Makes a call that another session keeps waiting, and comes back when it waits: its backend, and the call.
+fn call_that_waits(cluster: &Cluster, database: &str, observer: &mut Client, sql: &str) -> (i32, Background) {
+    let mut client = cluster.connect_to(database);
+    let backend = pid(&mut client);
+    let call = in_background(client, sql.into());
+    wait_until_blocked(observer, backend);
+    (backend, call)
+}
+
 /// That a call ended with its connection, and not with an answer.
 fn assert_cut_off(call: Background) {
     let got = outcome(call.join().expect("no panic").1);
@@ -74,19 +83,10 @@ fn calls_that_were_waiting_for_another_session_leave_nothing_behind() {
         let before = calls::contents(&mut observer);
         let mut gate = cluster.connect_to(database);
         gate.batch_execute("BEGIN; SELECT FROM account FOR UPDATE; SELECT accept_version('a', 'order', 5)").unwrap();
-        let mut backend = 0;
-        let waiting: Vec<_> = CALLS
-            .iter()
-            .map(|call| {
-                let mut client = cluster.connect_to(database);
-                backend = pid(&mut client);
-                let waiting = in_background(client, call.sql.into());
-                wait_until_blocked(&mut observer, backend);
-                waiting
-            })
-            .collect();
-        let mut client = crash.happen(cluster, database, backend);
-        waiting.into_iter().for_each(assert_cut_off);
+        let waiting: Vec<_> =
+            CALLS.iter().map(|call| call_that_waits(cluster, database, &mut observer, call.sql)).collect();
+        let mut client = crash.happen(cluster, database, waiting[waiting.len() - 1].0);
+        waiting.into_iter().for_each(|(_, call)| assert_cut_off(call));
         assert_nothing_kept(&mut client, &before);
     });
 }
@@ -105,18 +105,9 @@ fn calls_that_were_waiting_for_the_unique_index_leave_nothing_behind() {
              INSERT INTO processed_message (subscriber, message_id, account_id) VALUES ('b', md5('1')::uuid, 6)",
         )
         .unwrap();
-        let mut backend = 0;
-        let waiting: Vec<_> = [&CALLS[0], &CALLS[5]]
-            .map(|call| {
-                let mut client = cluster.connect_to(database);
-                backend = pid(&mut client);
-                let waiting = in_background(client, call.sql.into());
-                wait_until_blocked(&mut observer, backend);
-                waiting
-            })
-            .into();
-        let mut client = crash.happen(cluster, database, backend);
-        waiting.into_iter().for_each(assert_cut_off);
+        let waiting = [&CALLS[0], &CALLS[5]].map(|call| call_that_waits(cluster, database, &mut observer, call.sql));
+        let mut client = crash.happen(cluster, database, waiting[1].0);
+        waiting.into_iter().for_each(|(_, call)| assert_cut_off(call));
         assert_nothing_kept(&mut client, &before);
     });
 }

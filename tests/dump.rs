@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use client_tests::{Cluster, balance, contents, debit, outcome, simple, tamper, value};
+use client_tests::{Cluster, balance, calls, debit, outcome, simple, tamper, value};
 use postgres::Client;
 
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&[]));
@@ -18,18 +18,6 @@ fn session(database: &str, schema: &str) -> Client {
     let mut client = CLUSTER.connect_to(database);
     client.batch_execute(&format!("SET search_path = {}", quoted(schema))).unwrap();
     client
-}
-
-/// Everything that the extension's tables hold, those included that [`contents`] leaves out.
-fn everything(client: &mut Client) -> String {
-    let others = value(
-        client,
-        "SELECT (SELECT coalesce(string_agg(p::text, E'\\n' ORDER BY p.operation), '') FROM operation_policy AS p)
-             || E'\\n--\\n'
-             || (SELECT coalesce(string_agg(v::text, E'\\n' ORDER BY v.subscriber, v.entity), '')
-                   FROM accepted_version AS v)",
-    );
-    format!("{}\n--\n{others}", contents(client))
 }
 
 /// A handler for `run_once`, which is not in the dump: a session makes it for itself.
@@ -100,14 +88,14 @@ fn source(schema: &str) -> (String, String) {
         let _ = outcome(simple(&mut client, &format!("SELECT {call}")));
     }
     assert_calls_are_repeats(&mut client);
-    let everything = everything(&mut client);
+    let everything = calls::contents(&mut client);
     (database, everything)
 }
 
 /// Proves that the restored database holds what the source held, and still obeys the contract.
 fn assert_restored(database: &str, schema: &str, expected: &str) {
     let mut client = session(database, schema);
-    assert!(everything(&mut client) == expected, "the rows differ");
+    assert!(calls::contents(&mut client) == expected, "the rows differ");
     for account in [1, 250, 500] {
         let key = "key\t\\N'\u{20ac}";
         assert_eq!(debit(&mut client, account, key, 100).unwrap(), r#"{"balance": 900}"#);
@@ -115,7 +103,7 @@ fn assert_restored(database: &str, schema: &str, expected: &str) {
     }
     client.batch_execute(HANDLER).unwrap();
     assert_calls_are_repeats(&mut client);
-    assert!(everything(&mut client) == expected, "a replay changed the rows");
+    assert!(calls::contents(&mut client) == expected, "a replay changed the rows");
     let created = "SELECT created_at = '2001-02-03 04:05:06.789012+00' FROM request_result WHERE account_id = 1";
     assert_eq!(value(&mut client, created), "t");
 
@@ -214,7 +202,7 @@ fn a_restore_with_parallel_jobs_keeps_every_key_or_fails() {
     CLUSTER.run("pg_dump", &["--format=custom", "--file", &file, &source]);
     let restored = CLUSTER.run_with_input("pg_restore", &["--jobs=3", "--dbname", &target, &file], "");
     let mut client = session(&target, "public");
-    assert!(!restored.status.success() || everything(&mut client) == expected, "keys were lost without a word");
+    assert!(!restored.status.success() || calls::contents(&mut client) == expected, "keys were lost without a word");
 }
 
 #[test]
@@ -251,7 +239,7 @@ fn a_schema_only_dump_restores_an_extension_that_works_and_holds_nothing() {
     let restored = CLUSTER.run_with_input("psql", &["-Xq", "-v", "ON_ERROR_STOP=1", &target], &dump);
     assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
     let mut client = session(&target, ODD_SCHEMA);
-    assert_eq!(everything(&mut client), "\n--\n\n--\n\n--\n\n--\n");
+    assert_eq!(calls::contents(&mut client), "\n--\n\n--\n\n--\n\n--\n");
     client.batch_execute("INSERT INTO account VALUES (1, 1000)").unwrap();
     assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
     assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
@@ -383,13 +371,13 @@ fn a_full_dump_does_not_restore_where_the_extension_is_in_another_schema_and_say
     let target = other_schema();
     let restored = CLUSTER.run_with_input("psql", &["-Xq", "-v", "ON_ERROR_STOP=1", "-f", &plain, &target], "");
     assert!(!restored.status.success());
-    assert_eq!(everything(&mut session(&target, "other")), NOTHING);
+    assert_eq!(calls::contents(&mut session(&target, "other")), NOTHING);
 
     let custom = dump(&source, &["--format=custom"]);
     let target = other_schema();
     let restored = CLUSTER.run_with_input("pg_restore", &["--dbname", &target, &custom], "");
     assert!(!restored.status.success());
-    assert_eq!(everything(&mut session(&target, "other")), NOTHING);
+    assert_eq!(calls::contents(&mut session(&target, "other")), NOTHING);
 }
 
 #[test]
@@ -438,7 +426,7 @@ fn a_restored_extension_moves_by_renaming_its_schema_and_in_no_other_way() {
     let mut client = session(&target, "once");
     let moved = simple(&mut client, "ALTER EXTENSION idempotency_record SET SCHEMA public; SELECT 'moved'");
     assert_eq!(outcome(moved), "0A000");
-    assert_eq!(everything(&mut client), expected);
+    assert_eq!(calls::contents(&mut client), expected);
     client.batch_execute("ALTER SCHEMA once RENAME TO other").unwrap();
     assert_restored(&target, "other", &expected);
 }

@@ -3,7 +3,8 @@
 use std::sync::{Arc, LazyLock, Mutex};
 
 use client_tests::{
-    Cluster, balance, debit, in_background, outcome, pid, simple, value, wait_until, wait_until_blocked,
+    Cluster, balance, debit, in_background, make_purges_stop, outcome, pid, simple, value, wait_until,
+    wait_until_blocked,
 };
 use postgres::{Client, Config, NoTls};
 
@@ -32,20 +33,9 @@ fn expire(client: &mut Client, name: &str, records: u32) {
 
 /// Makes purges stop after so many deleted records, in the middle of the next batch, while a session holds advisory lock 7;
 /// and such a session.
-fn stop_after(database: &str, records: u32) -> Client {
+fn stop_after(database: &str, records: u64) -> Client {
     let mut holder = CLUSTER.connect_to(database);
-    holder
-        .batch_execute(&format!(
-            "CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$
-             BEGIN
-                 IF (SELECT coalesce(sum(deleted), 0) FROM public.purge_progress) >= {records} THEN
-                     PERFORM pg_advisory_xact_lock(7);
-                 END IF;
-                 RETURN NULL;
-             END $$;
-             CREATE TRIGGER stop AFTER DELETE ON request_result FOR EACH STATEMENT EXECUTE FUNCTION stop()"
-        ))
-        .unwrap();
+    make_purges_stop(&mut holder, records);
     value(&mut holder, "SELECT pg_advisory_lock(7)");
     holder
 }

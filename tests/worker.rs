@@ -6,7 +6,9 @@ use std::sync::LazyLock;
 use std::time::Duration;
 use std::{path::Path, thread};
 
-use client_tests::{Cluster, DEADLINE, balance, debit, outcome, simple, value, wait_until, wait_until_gone};
+use client_tests::{
+    Cluster, DEADLINE, balance, debit, make_purges_stop, outcome, simple, value, wait_until, wait_until_gone,
+};
 use postgres::{Client, Config, NoTls};
 
 const LAUNCHER: &str = "idempotency_record launcher";
@@ -133,23 +135,6 @@ fn launcher(client: &mut Client) -> i32 {
     value(client, &format!("SELECT pid {of}")).parse().unwrap()
 }
 
-/// Makes each purge of this session's database stop once it has committed the deletion of so many records, in the middle of
-/// the next batch, for as long as [`hold`] holds it.
-fn make_stop(client: &mut Client, after: u64) {
-    client
-        .batch_execute(&format!(
-            "CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$
-             BEGIN
-                 IF (SELECT coalesce(sum(deleted), 0) FROM public.purge_progress) >= {after} THEN
-                     PERFORM pg_advisory_xact_lock(7);
-                 END IF;
-                 RETURN NULL;
-             END $$;
-             CREATE TRIGGER stop AFTER DELETE ON request_result FOR EACH STATEMENT EXECUTE FUNCTION stop()"
-        ))
-        .unwrap();
-}
-
 fn hold(client: &mut Client) {
     value(client, "SELECT pg_advisory_lock(7)");
 }
@@ -251,7 +236,7 @@ fn the_launcher_is_seen_and_holds_nothing_while_it_is_idle() {
 #[test]
 fn a_purge_that_takes_longer_than_the_interval_is_seen_and_the_only_one_of_its_database() {
     let mut client = create(&CLUSTER, "slow");
-    make_stop(&mut client, 0);
+    make_purges_stop(&mut client, 0);
     hold(&mut client);
     expire(&mut client, 3);
     let worker = stopped_worker(&mut client);
@@ -303,7 +288,7 @@ fn a_named_database_can_be_dropped_and_created_between_two_purges() {
     }
     // In the middle of a long purge it takes FORCE, as with any session.
     let mut client = create(&CLUSTER, "dropped");
-    make_stop(&mut client, 0);
+    make_purges_stop(&mut client, 0);
     hold(&mut client);
     expire(&mut client, 3);
     let worker = stopped_worker(&mut client);
@@ -478,7 +463,7 @@ static LAUNCHER_MAY_DIE: std::sync::RwLock<()> = std::sync::RwLock::new(());
 fn a_launcher_that_was_terminated_comes_back_and_a_worker_with_the_next_interval() {
     let _alone = LAUNCHER_MAY_DIE.write();
     let mut client = create(&FAULTS, "killed");
-    make_stop(&mut client, 0);
+    make_purges_stop(&mut client, 0);
     hold(&mut client);
     expire(&mut client, 3);
     let worker = stopped_worker(&mut client);
@@ -614,7 +599,7 @@ const STOP: u64 = 70_000;
 fn a_crash_or_stop_in_mid_purge_keeps_what_was_committed_and_the_next_purge_does_the_rest() {
     let cluster = start("crashed", &["restart_after_crash=on", "max_wal_size=4GB"]);
     let mut client = create(&cluster, "crashed");
-    make_stop(&mut client, STOP);
+    make_purges_stop(&mut client, STOP);
     hold(&mut client);
     expire(&mut client, usize::try_from(RECORDS).unwrap());
     debit(&mut client, 1, "new", 100).unwrap();
