@@ -196,16 +196,24 @@ example_packages() {
     echo "EXAMPLE_NODE_PATH=$javascript/node_modules"
 }
 
+# unpack DIRECTORY PACKAGE ...: the files of Debian packages, into a directory that this makes, and not installed. Fails where
+# they cannot be downloaded.
+unpack() {
+    local directory=$1 package
+    mkdir -m 755 "$directory" "$directory.deb"
+    chmod 777 "$directory.deb" # apt downloads as a user of its own
+    local download=(env -C "$directory.deb" apt-get download -qq "${@:2}")
+    { "${download[@]}" || { [ "$(id -u)" = 0 ] && apt-get update -q && "${download[@]}"; }; } >/dev/null 2>&1 || return 1
+    for package in "$directory.deb"/*.deb; do dpkg-deb -x "$package" "$directory" || return 1; done
+}
+
 # Debian's pg_cron, for the one major that Debian 12 has it for. It is not installed: its test takes the files.
 PG_CRON_MAJOR=15 PG_CRON=$CACHE/pg_cron-15
 install_pg_cron() {
     if [[ " $MAJORS " != *" $PG_CRON_MAJOR "* ]] || [ -d "$PG_CRON" ]; then return 0; fi
     say "downloading pg_cron"
-    mkdir "$TEMPORARY/pg_cron"
-    local download=(env -C "$TEMPORARY/pg_cron" apt-get download -qq "postgresql-$PG_CRON_MAJOR-cron")
-    if { "${download[@]}" || { [ "$(id -u)" = 0 ] && apt-get update -q && "${download[@]}"; }; } >/dev/null 2>&1 &&
-        dpkg-deb -x "$TEMPORARY"/pg_cron/*.deb "$TEMPORARY/pg_cron/files"; then
-        mv "$TEMPORARY/pg_cron/files" "$PG_CRON"
+    if unpack "$TEMPORARY/pg_cron" "postgresql-$PG_CRON_MAJOR-cron"; then
+        mv "$TEMPORARY/pg_cron" "$PG_CRON"
     else
         say "postgresql-$PG_CRON_MAJOR-cron could not be downloaded from Debian: its test will fail"
     fi
@@ -215,25 +223,20 @@ install_pg_cron() {
 pgbouncer() { if [ -x /usr/sbin/pgbouncer ]; then echo /usr/sbin/pgbouncer; else echo "$CACHE/pgbouncer/pgbouncer"; fi; }
 
 install_pgbouncer() {
-    local packages="pgbouncer libc-ares2 libevent-2.1-7" directory=$TEMPORARY/pgbouncer package
+    local directory=$TEMPORARY/pgbouncer
     [ ! -x "$(pgbouncer)" ] || return 0
     say "downloading PgBouncer"
-    mkdir "$directory"
-    chmod 777 "$directory" # apt downloads as a user of its own
-    download() { (cd "$directory" && apt-get download -q $packages) >/dev/null 2>&1; }
-    download || { [ "$(id -u)" = 0 ] && apt-get update -q >/dev/null && download; } || {
+    if ! unpack "$directory" pgbouncer libc-ares2 libevent-2.1-7; then
         say "PgBouncer could not be downloaded from Debian: its tests will fail"
         return 0
-    }
-    chmod 755 "$directory"
-    for package in "$directory"/*.deb; do dpkg-deb -x "$package" "$directory"; done
+    fi
     cat >"$directory/pgbouncer" <<'END'
 #!/bin/sh
 here=$(dirname "$0")
 LD_LIBRARY_PATH=$(echo "$here"/usr/lib/*-linux-gnu*) exec "$here/usr/sbin/pgbouncer" "$@"
 END
     chmod 755 "$directory/pgbouncer"
-    rm -rf "$CACHE/pgbouncer" "$directory"/*.deb
+    rm -rf "$CACHE/pgbouncer"
     mv "$directory" "$CACHE/pgbouncer"
 }
 
