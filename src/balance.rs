@@ -2,31 +2,18 @@
 
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::spi::SpiClient;
-use serde::Serialize;
 
 use crate::account;
 use crate::error::Error;
 use crate::policy::Policy;
-use crate::raw::{Jsonb, Text};
-use crate::request::{self, Operation, Outcome, Request};
+use crate::raw::{self, Claim, Jsonb, Text};
+use crate::request::{self, Identity, Operation, Outcome, Request, Stored};
 use crate::statement;
 
 /// The contract of [`debit`]. A change of its request or response is a new version.
 pub const DEBIT: &str = "debit:v1";
 /// The contract of [`credit`].
 pub const CREDIT: &str = "credit:v1";
-
-/// The request as it is stored and compared.
-#[derive(Serialize)]
-struct Amount {
-    amount: i64,
-}
-
-/// The response, where there is no record that SQL could make it for.
-#[derive(Serialize)]
-struct Balance {
-    balance: i64,
-}
 
 struct Change {
     by: i64,
@@ -65,7 +52,7 @@ fn change(
     };
     let key = request::accept_key(key, Error::KeyAndAmountRequired)?;
     let account = account.ok_or(Error::Required("account"))?;
-    let parameters = Jsonb::from_serialize(&Amount { amount })?;
+    let parameters = Jsonb::of_integer("amount", amount);
     request::execute_once(account, operation, key, first_sent, parameters, &Change { by: signed(amount) })
 }
 
@@ -85,6 +72,16 @@ impl Operation for Change {
         Ok(Some(outcome))
     }
 
+    fn execute_first(&self, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
+        let Some(tables) = statement::claim_tables()? else {
+            return Ok(None);
+        };
+        let Identity { account, operation, key } = request.identity;
+        let Stored { request, fingerprint } = request.stored(&Policy::of(operation)?)?;
+        let claim = Claim { account, operation, key, request, fingerprint, change: self.by };
+        Ok(raw::claim(&tables, &claim)?.map(Outcome::of_record))
+    }
+
     fn refuse(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {
         let account = request.identity.account;
         if !account::is_insufficient(connected, account, self.by)? {
@@ -101,7 +98,7 @@ impl Operation for Change {
     fn execute_unprotected(&self, connected: &SpiClient<'_>, account: i64) -> Result<Jsonb, Error> {
         account::lock(connected, account)?;
         let balance = account::change_balance(connected, account, self.by)?;
-        let balance = Balance { balance: balance.ok_or(Error::InsufficientBalance(account))? };
-        Ok(Jsonb::from_serialize(&balance)?.outliving(connected))
+        let balance = balance.ok_or(Error::InsufficientBalance(account))?;
+        Ok(Jsonb::of_integer("balance", balance).outliving(connected))
     }
 }

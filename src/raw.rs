@@ -2,6 +2,7 @@
 
 mod call;
 mod catalog;
+mod claim;
 mod lookup;
 mod plan;
 mod scan;
@@ -11,6 +12,7 @@ mod value;
 mod worker;
 
 pub use catalog::{accept_invalidations, catalog_generation, is_current_transaction};
+pub use claim::{Claim, ClaimTables, Claimed, claim};
 pub use lookup::{Columns, Lookup, Saved, find_saved};
 pub use plan::{Plan, Planning, Rows};
 pub use scan::{

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::fence::{FirstSent, Subject};
 use crate::fingerprint;
 use crate::policy::Policy;
-use crate::raw::{self, Jsonb, Lookup, Rows, Saved, Text};
+use crate::raw::{self, Claimed, Jsonb, Lookup, Rows, Saved, Text};
 use crate::{account, once, setting, statement};
 
 /// Where requests are recorded.
@@ -44,8 +44,10 @@ pub struct Request<'a> {
 
 /// What a record keeps of a request: the request, or its fingerprint and the JSON null.
 pub struct Stored {
-    request: Jsonb,
-    fingerprint: Option<Vec<u8>>,
+    /// The request, or null.
+    pub request: Jsonb,
+    /// The fingerprint of the request, if that is stored instead.
+    pub fingerprint: Option<Vec<u8>>,
 }
 
 /// An answer, and whether it was stored before.
@@ -64,6 +66,11 @@ pub struct Outcome {
 pub trait Operation {
     /// As [`once::Once::claim`]. May find the request answered meanwhile, and then replays.
     fn execute(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error>;
+
+    /// As [`once::Once::claim_first`].
+    fn execute_first(&self, _request: &Request<'_>) -> Result<Option<Outcome>, Error> {
+        Ok(None)
+    }
 
     /// As [`once::Once::refuse`].
     fn refuse(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error>;
@@ -143,6 +150,10 @@ impl<O: Operation> once::Once for Requested<'_, O> {
 
     fn claim(&self, connected: &SpiClient<'_>) -> Result<Option<Outcome>, Error> {
         self.operation.execute(connected, &self.request)
+    }
+
+    fn claim_first(&self) -> Result<Option<Outcome>, Error> {
+        self.operation.execute_first(&self.request)
     }
 
     fn refuse(&self, connected: &SpiClient<'_>) -> Result<Option<Outcome>, Error> {
@@ -313,6 +324,11 @@ impl Request<'_> {
 }
 
 impl Outcome {
+    /// From what was claimed past the executor.
+    pub fn of_record(claimed: Claimed) -> Self {
+        Self { response: claimed.response, replayed: false, executed_at: claimed.created_at, recorded: true }
+    }
+
     /// From what a claim returned; `None` without a row. Its third column says whether the record is the one that was
     /// claimed: under a key that a trigger rewrote, a repeat would not be found.
     pub fn of_claim(claimed: &Rows<'_>) -> Result<Option<Self>, Error> {

@@ -15,7 +15,9 @@ use pgrx::prelude::*;
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
-use crate::raw::{Columns, Extension, Plan, Planning, Rows, accept_invalidations, catalog_generation, find_extension};
+use crate::raw::{
+    ClaimTables, Columns, Extension, Plan, Planning, Rows, accept_invalidations, catalog_generation, find_extension,
+};
 
 /// The first version, see [`Statement`].
 const VERSION_0_1: &[u8] = b"0.1.0";
@@ -738,6 +740,13 @@ pub fn own_table(name: &CStr) -> Result<Option<pg_sys::Oid>, Error> {
 pub fn request_table() -> Result<Option<(pg_sys::Oid, Columns)>, Error> {
     let extension = extension()?;
     Ok(extension.table(c"request_result").zip(extension.request_columns))
+}
+
+/// Where requests are claimed; `None` for a version that lacks a column.
+pub fn claim_tables() -> Result<Option<ClaimTables>, Error> {
+    let extension = extension()?;
+    let account = extension.table(c"account").zip(extension.account_columns);
+    Ok(account.zip(request_table()?).map(|(account, requests)| ClaimTables { account, requests }))
 }
 
 fn with_plans<T>(work: impl FnOnce(&mut Plans) -> T) -> Option<T> {

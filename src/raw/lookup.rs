@@ -18,12 +18,12 @@ use crate::error::Error;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Columns {
     /// Account, operation and key, in the order of the primary key.
-    identity: [i16; 3],
-    request: i16,
-    response: i16,
-    created_at: i16,
-    fingerprint: i16,
-    cancelled: i16,
+    pub(super) identity: [i16; 3],
+    pub(super) request: i16,
+    pub(super) response: i16,
+    pub(super) created_at: i16,
+    pub(super) fingerprint: i16,
+    pub(super) cancelled: i16,
 }
 
 impl Columns {
@@ -42,6 +42,32 @@ impl Columns {
             fingerprint: find(c"request_fingerprint", pg_sys::BYTEAOID)?,
             cancelled: find(c"cancelled", pg_sys::BOOLOID)?,
         })
+    }
+}
+
+impl Columns {
+    /// Whether the relation has these columns, of their types, and no others.
+    ///
+    /// # Safety
+    /// The relation is open and locked.
+    pub(super) unsafe fn are_all_of(&self, relation: pg_sys::Relation) -> bool {
+        let [account_id, operation, request_key] = self.identity;
+        let columns = [
+            (account_id, pg_sys::INT8OID),
+            (operation, pg_sys::TEXTOID),
+            (request_key, pg_sys::TEXTOID),
+            (self.request, pg_sys::JSONBOID),
+            (self.response, pg_sys::JSONBOID),
+            (self.created_at, pg_sys::TIMESTAMPTZOID),
+            (self.fingerprint, pg_sys::BYTEAOID),
+            (self.cancelled, pg_sys::BOOLOID),
+        ];
+        // SAFETY: our caller promises the relation; the server says the invalid type where there is no such column.
+        unsafe {
+            let description = (*relation).rd_att;
+            usize::try_from((*description).natts) == Ok(columns.len())
+                && columns.iter().all(|(column, of)| pg_sys::SPI_gettypeid(description, (*column).into()) == *of)
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
 
 use super::Jsonb;
+use super::claim::AccountColumns;
 use super::lookup::Columns;
 use crate::error::Error;
 
@@ -25,6 +26,8 @@ pub struct Extension {
     names: Vec<std::ffi::CString>,
     /// The columns of `request_result`, if its version has all of them.
     pub request_columns: Option<Columns>,
+    /// The columns of `account`.
+    pub account_columns: Option<AccountColumns>,
 }
 
 impl Extension {
@@ -69,9 +72,10 @@ pub fn find_extension() -> Option<Extension> {
         })???;
     // Who may write pg_extension.extconfig is who creates the extension, so that its tables are the extension's own.
     let (tables, names) = tables.into_iter().filter_map(|table| Some((table, relation_name(table)?))).unzip();
-    let mut extension =
-        Extension { oid, version, schema: quoted_schema(namespace)?, tables, names, request_columns: None };
+    let schema = quoted_schema(namespace)?;
+    let mut extension = Extension { oid, version, schema, tables, names, request_columns: None, account_columns: None };
     extension.request_columns = extension.table(c"request_result").and_then(Columns::of);
+    extension.account_columns = extension.table(c"account").and_then(AccountColumns::of);
     Some(extension)
 }
 
@@ -254,6 +258,12 @@ impl Row {
             let datum = pg_sys::heap_getattr(self.tuple, attribute.into(), self.description, &mut is_null);
             (!is_null).then_some(datum)
         }
+    }
+
+    /// Where the row lies.
+    pub(super) fn place(&self) -> pg_sys::ItemPointerData {
+        // SAFETY: the tuple lives as long as the row is held.
+        unsafe { (*self.tuple).t_self }
     }
 
     /// A `jsonb` as it lies in the row; `None` as in [`Self::get`].

@@ -145,6 +145,26 @@ impl Jsonb {
         JsonB(value).into_datum().map(Self).ok_or(Error::Required("request"))
     }
 
+    /// The object with this one field. As `jsonb_build_object` makes it.
+    pub fn of_integer(field: &'static str, value: i64) -> Self {
+        use pg_sys::JsonbIteratorToken as Token;
+        let mut object = core::ptr::null_mut();
+        let mut key = pg_sys::JsonbValue { type_: pg_sys::jbvType::jbvString, ..Default::default() };
+        // A static text of ours is far shorter than what the length can say.
+        key.val.string.len = field.len() as i32;
+        key.val.string.val = field.as_ptr().cast_mut().cast();
+        let mut number = pg_sys::JsonbValue { type_: pg_sys::jbvType::jbvNumeric, ..Default::default() };
+        // SAFETY: the server builds the object in the memory of our caller, and reads the key without changing it.
+        unsafe {
+            number.val.numeric = pg_sys::int64_to_numeric(value);
+            pg_sys::pushJsonbValue(&mut object, Token::WJB_BEGIN_OBJECT, core::ptr::null_mut());
+            pg_sys::pushJsonbValue(&mut object, Token::WJB_KEY, &mut key);
+            pg_sys::pushJsonbValue(&mut object, Token::WJB_VALUE, &mut number);
+            let built = pg_sys::pushJsonbValue(&mut object, Token::WJB_END_OBJECT, core::ptr::null_mut());
+            Self(pg_sys::Datum::from(pg_sys::JsonbValueToJsonb(built)))
+        }
+    }
+
     /// The value as JSON text in UTF-8, whatever the database's encoding.
     pub fn to_utf8(self) -> Vec<u8> {
         // SAFETY: jsonb_out takes a jsonb and returns a C string in the database's encoding, and pg_server_to_any returns

@@ -1,0 +1,375 @@
+//! Taking a key and making its effect past the executor: what `CLAIM` and `CHANGE_CLAIMED_BALANCE` in `src/statement.rs` do, for
+//! tables to which nobody has added what only the executor knows.
+//!
+//! Measured on PostgreSQL 18 (see `docs/performance.md`): of the time of a fresh call a third was the start and the end of two
+//! statements. What is called here is what the server's own logical replication applies changes with: it takes care of
+//! constraints, indexes, foreign keys and generated columns. Whatever else can be asked of a table ([`is_plain`]), and whatever
+//! would have to wait, is left to the statements.
+
+use core::ptr;
+
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::prelude::*;
+
+use super::lookup::Columns;
+use super::scan::{Key, column, find_owner, has_row_security, primary_key, read_first};
+use super::{Jsonb, Text};
+use crate::error::Error;
+
+/// The columns of `account` that we know; it may have others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct AccountColumns {
+    account_id: i16,
+    balance: i16,
+}
+
+impl AccountColumns {
+    /// Of this table.
+    pub(super) fn of(table: pg_sys::Oid) -> Option<Self> {
+        let find = |name| column(table, name, pg_sys::INT8OID).ok();
+        Some(Self { account_id: find(c"account_id")?, balance: find(c"balance")? })
+    }
+}
+
+/// Where a claim is made.
+#[derive(Clone, Copy)]
+pub struct ClaimTables {
+    /// `account`.
+    pub account: (pg_sys::Oid, AccountColumns),
+    /// `request_result`.
+    pub requests: (pg_sys::Oid, Columns),
+}
+
+/// What is claimed.
+pub struct Claim<'a> {
+    /// The account.
+    pub account: i64,
+    /// The operation.
+    pub operation: &'a str,
+    /// The key.
+    pub key: Text,
+    /// The request as it is stored.
+    pub request: Jsonb,
+    /// Its fingerprint, if that is stored instead.
+    pub fingerprint: Option<Vec<u8>>,
+    /// What is added to the balance.
+    pub change: i64,
+}
+
+/// A record that was made.
+pub struct Claimed {
+    /// The response, in the memory of the caller.
+    pub response: Jsonb,
+    /// When it was executed.
+    pub created_at: TimestampWithTimeZone,
+}
+
+/// Locks the account, takes the key with the final response, and changes the balance. `None`, and nothing was done but
+/// perhaps lock the account, where the statements have to be asked: the key is taken or the account locked, the balance does
+/// not suffice, or a table is not plain.
+pub fn claim(tables: &ClaimTables, claim: &Claim<'_>) -> Result<Option<Claimed>, Error> {
+    let (account, account_columns) = tables.account;
+    let (requests, columns) = &tables.requests;
+    // SAFETY: reading variables of this single-threaded process. With an older snapshot the executor alone knows when to raise
+    // 40001; and it refuses writes where none are allowed. Who watches what statements touch has to see them.
+    let unsuitable = unsafe {
+        pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32
+            || pg_sys::XactReadOnly
+            || pg_sys::IsInParallelMode()
+            || (*(&raw const pg_sys::ExecutorCheckPerms_hook)).is_some()
+    };
+    if unsuitable || has_row_security(*requests) || !owners_may_write(account, *requests) {
+        return Ok(None);
+    }
+    // SAFETY: the order of calls is the server's own for a statement. Both relations are open and locked to the end of the
+    // transaction, as after a statement; after an error the server closes and lets go all.
+    unsafe {
+        let Some(account) = Open::table(account) else {
+            return Ok(None);
+        };
+        let Some(requests) = Open::table(*requests) else {
+            return Ok(None);
+        };
+        let plain = is_plain(account.0, pg_sys::TRIGGER_TYPE_UPDATE)
+            && is_plain(requests.0, pg_sys::TRIGGER_TYPE_INSERT)
+            && columns.are_all_of(requests.0);
+        if !plain {
+            return Ok(None);
+        }
+        pg_sys::CommandCounterIncrement();
+        let Some(locked) = LockedAccount::lock(account.0, account_columns, claim) else {
+            return Ok(None);
+        };
+        // What others committed until the account was ours is seen from now on.
+        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        let written = write(account.0, account_columns, requests.0, columns, &locked, claim)?;
+        pg_sys::PopActiveSnapshot();
+        pg_sys::ReleaseBuffer(locked.buffer);
+        pg_sys::CommandCounterIncrement();
+        Ok(written)
+    }
+}
+
+/// A relation that is closed when it is not used any more, and stays locked.
+struct Open(pg_sys::Relation);
+
+impl Open {
+    fn table(table: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: opens a relation by its oid, with the lock of a write.
+        let relation = unsafe { pg_sys::try_relation_open(table, pg_sys::RowExclusiveLock as i32) };
+        (!relation.is_null()).then_some(Self(relation))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // After an error the server has closed it, or will.
+        if !std::thread::panicking() {
+            // SAFETY: opened by us, and closed once.
+            unsafe { pg_sys::relation_close(self.0, pg_sys::NoLock as i32) };
+        }
+    }
+}
+
+/// Whether the owners, whose privileges we use, have not revoked their own.
+fn owners_may_write(account: pg_sys::Oid, requests: pg_sys::Oid) -> bool {
+    let may = |table, mode: u32| {
+        // SAFETY: a look-up by oid of a table that is there.
+        find_owner(table).is_some_and(|owner| unsafe {
+            pg_sys::pg_class_aclcheck(table, owner, mode.into()) == pg_sys::AclResult::ACLCHECK_OK
+        })
+    };
+    may(account, pg_sys::ACL_UPDATE) && may(account, pg_sys::ACL_SELECT) && may(requests, pg_sys::ACL_INSERT)
+}
+
+/// Whether nothing has been added to the table that a write past the executor would miss: a trigger of somebody's own for the
+/// event, a rule, another kind of storage, partitions or children.
+///
+/// # Safety
+/// The relation is open and locked.
+unsafe fn is_plain(relation: pg_sys::Relation, event: u32) -> bool {
+    // SAFETY: our caller promises the relation; the triggers are as many as their list says.
+    unsafe {
+        let class = &*(*relation).rd_rel;
+        let of_somebody = || {
+            let triggers = (*relation).trigdesc;
+            let count = if triggers.is_null() { 0 } else { usize::try_from((*triggers).numtriggers).unwrap_or(0) };
+            (0..count).any(|at| {
+                let trigger = &*(*triggers).triggers.add(at);
+                !trigger.tgisinternal && u32::from(trigger.tgtype as u16) & event != 0
+            })
+        };
+        class.relkind as u8 == pg_sys::RELKIND_RELATION
+            && class.relam == pg_sys::HEAP_TABLE_AM_OID
+            && !(class.relhasrules || class.relhassubclass || class.relispartition)
+            && !of_somebody()
+    }
+}
+
+/// An account's row, locked by us, as it lies in its page.
+struct LockedAccount {
+    row: pg_sys::HeapTupleData,
+    buffer: pg_sys::Buffer,
+    balance_after: i64,
+}
+
+impl LockedAccount {
+    /// Locks the account if it is there, nobody else holds it, and its balance allows the change.
+    ///
+    /// # Safety
+    /// The relation is `account`, open and locked.
+    unsafe fn lock(account: pg_sys::Relation, columns: AccountColumns, claim: &Claim<'_>) -> Option<Self> {
+        // SAFETY: our caller promises the relation. The row that is found is locked where it lies, if it is still the newest
+        // version; the page stays pinned until the caller lets it go.
+        unsafe {
+            let key =
+                Key::of_type(columns.account_id, pg_sys::INT8OID, pg_sys::F_INT8EQ, pg_sys::Datum::from(claim.account));
+            let index = primary_key(account, core::slice::from_ref(&key))?;
+            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
+            let found = read_first(account, Some(index), snapshot, &[key], |row| {
+                Some((row.place(), row.get::<i64>(columns.balance)?.checked_add(claim.change)?))
+            });
+            pg_sys::UnregisterSnapshot(snapshot);
+            let (place, balance_after) = found.flatten().flatten().filter(|(_, balance)| *balance >= 0)?;
+            let mut row = pg_sys::HeapTupleData { t_self: place, t_tableOid: (*account).rd_id, ..Default::default() };
+            let mut buffer = pg_sys::InvalidBuffer as pg_sys::Buffer;
+            let mut failure = pg_sys::TM_FailureData::default();
+            let outcome = pg_sys::heap_lock_tuple(
+                account,
+                &mut row,
+                pg_sys::GetCurrentCommandId(true),
+                pg_sys::LockTupleMode::LockTupleNoKeyExclusive,
+                pg_sys::LockWaitPolicy::LockWaitSkip,
+                false,
+                &mut buffer,
+                &mut failure,
+            );
+            if outcome == pg_sys::TM_Result::TM_Ok {
+                return Some(Self { row, buffer, balance_after });
+            }
+            pg_sys::ReleaseBuffer(buffer);
+            None
+        }
+    }
+}
+
+/// Inserts the record, if its key is free, and updates the locked account.
+///
+/// # Safety
+/// Both relations are plain, open and locked, and there is an active snapshot.
+unsafe fn write(
+    account: pg_sys::Relation,
+    account_columns: AccountColumns,
+    requests: pg_sys::Relation,
+    columns: &Columns,
+    locked: &LockedAccount,
+    claim: &Claim<'_>,
+) -> Result<Option<Claimed>, Error> {
+    // SAFETY: our caller promises the relations. The order of calls is that of the server's worker for logical replication; all
+    // that is made lives in the memory of the state, which goes at the end, or with the transaction.
+    unsafe {
+        let state = pg_sys::CreateExecutorState();
+        (*state).es_snapshot = pg_sys::GetActiveSnapshot();
+        (*state).es_output_cid = pg_sys::GetCurrentCommandId(true);
+        let records = target(state, requests);
+        let record = pg_sys::ExecInitExtraTupleSlot(state, (*requests).rd_att, &pg_sys::TTSOpsVirtual);
+        let claimed = fill(record, columns, locked, claim)?;
+        pg_sys::ExecOpenIndices(records, true);
+        let free = is_free(records, record, state);
+        if free {
+            let accounts = target(state, account);
+            pg_sys::ExecOpenIndices(accounts, false);
+            let (before, after) = versions(state, account, account_columns, locked);
+            pg_sys::AfterTriggerBeginQuery();
+            insert(records, state, record)?;
+            // Nothing is asked of it, as the account is locked and has no triggers that could wait.
+            let mut recheck = pg_sys::EPQState::default();
+            pg_sys::ExecSimpleRelationUpdate(accounts, state, &mut recheck, before, after);
+            pg_sys::AfterTriggerEndQuery(state);
+        }
+        pg_sys::ExecResetTupleTable((*state).es_tupleTable, false);
+        pg_sys::ExecCloseResultRelations(state);
+        pg_sys::FreeExecutorState(state);
+        Ok(free.then_some(claimed))
+    }
+}
+
+/// A relation as the executor wants it for writing.
+///
+/// # Safety
+/// The relation is open and locked.
+unsafe fn target(state: *mut pg_sys::EState, relation: pg_sys::Relation) -> *mut pg_sys::ResultRelInfo {
+    // SAFETY: our caller promises the relation; the memory is the state's own, and initialized by the server.
+    unsafe {
+        let size = size_of::<pg_sys::ResultRelInfo>();
+        let target = pg_sys::MemoryContextAllocZero((*state).es_query_cxt, size).cast::<pg_sys::ResultRelInfo>();
+        pg_sys::InitResultRelInfo(target, relation, 0, ptr::null_mut(), 0);
+        // Where triggers look for it, and what is closed at the end.
+        (*state).es_opened_result_relations = pg_sys::lappend((*state).es_opened_result_relations, target.cast());
+        target
+    }
+}
+
+/// Fills in the record with the final response.
+///
+/// # Safety
+/// The slot is one of `request_result`, which has these columns and no others.
+unsafe fn fill(
+    record: *mut pg_sys::TupleTableSlot,
+    columns: &Columns,
+    locked: &LockedAccount,
+    claim: &Claim<'_>,
+) -> Result<Claimed, Error> {
+    let response = Jsonb::of_integer("balance", locked.balance_after);
+    let operation = Text::from_bytes(claim.operation.as_bytes())?;
+    // SAFETY: our caller promises a slot with a place for each column.
+    unsafe {
+        let created_at = pg_sys::GetCurrentTimestamp();
+        let set = |column: i16, value: Option<pg_sys::Datum>| {
+            let at = usize::from(column.unsigned_abs()) - 1;
+            *(*record).tts_isnull.add(at) = value.is_none();
+            *(*record).tts_values.add(at) = value.unwrap_or(pg_sys::Datum::null());
+        };
+        let [account_id, operation_column, request_key] = columns.identity;
+        set(account_id, claim.account.into_datum());
+        set(operation_column, Some(operation.0));
+        set(request_key, Some(claim.key.0));
+        set(columns.request, Some(claim.request.0));
+        set(columns.response, Some(response.0));
+        set(columns.created_at, created_at.into_datum());
+        set(columns.fingerprint, claim.fingerprint.as_deref().into_datum());
+        set(columns.cancelled, false.into_datum());
+        pg_sys::ExecStoreVirtualTuple(record);
+        let created_at = TimestampWithTimeZone::try_from(created_at).map_err(|_| Error::ForeignTable)?;
+        Ok(Claimed { response, created_at })
+    }
+}
+
+/// Whether no index has the record's key; waits for who is just inserting or deleting it, which with the account locked is
+/// somebody who does so by hand, or a purge.
+///
+/// # Safety
+/// The slot is filled, and the target's indexes are open for this question.
+unsafe fn is_free(
+    records: *mut pg_sys::ResultRelInfo,
+    record: *mut pg_sys::TupleTableSlot,
+    state: *mut pg_sys::EState,
+) -> bool {
+    let mut taken_at = pg_sys::ItemPointerData::default();
+    let every_index = ptr::null_mut();
+    // SAFETY: our caller promises slot and target.
+    unsafe {
+        #[cfg(feature = "pg18")]
+        {
+            // An invalid place: the record is no other version of a stored one.
+            let mut none = pg_sys::ItemPointerData::default();
+            pg_sys::ExecCheckIndexConstraints(records, record, state, &mut taken_at, &mut none, every_index)
+        }
+        #[cfg(not(feature = "pg18"))]
+        pg_sys::ExecCheckIndexConstraints(records, record, state, &mut taken_at, every_index)
+    }
+}
+
+/// The locked version of the account, and the new one.
+///
+/// # Safety
+/// The relation is `account`, and the locked row one of it, whose page is pinned.
+unsafe fn versions(
+    state: *mut pg_sys::EState,
+    account: pg_sys::Relation,
+    columns: AccountColumns,
+    locked: &LockedAccount,
+) -> (*mut pg_sys::TupleTableSlot, *mut pg_sys::TupleTableSlot) {
+    let mut row = locked.row;
+    // SAFETY: our caller promises relation and row; both slots have a place for each column.
+    unsafe {
+        let description = (*account).rd_att;
+        let [before, after] =
+            [(); 2].map(|()| pg_sys::ExecInitExtraTupleSlot(state, description, &pg_sys::TTSOpsVirtual));
+        (*before).tts_tid = row.t_self;
+        pg_sys::heap_deform_tuple(&mut row, description, (*after).tts_values, (*after).tts_isnull);
+        *(*after).tts_values.add(usize::from(columns.balance.unsigned_abs()) - 1) =
+            pg_sys::Datum::from(locked.balance_after);
+        pg_sys::ExecStoreVirtualTuple(after);
+        (before, after)
+    }
+}
+
+/// Inserts the record. Its key was free a moment ago, and nobody who locks accounts takes one meanwhile; so who does has
+/// inserted it by hand in this very moment.
+///
+/// # Safety
+/// As for [`write`].
+unsafe fn insert(
+    records: *mut pg_sys::ResultRelInfo,
+    state: *mut pg_sys::EState,
+    record: *mut pg_sys::TupleTableSlot,
+) -> Result<(), Error> {
+    PgTryBuilder::new(std::panic::AssertUnwindSafe(|| {
+        // SAFETY: our caller promises all of them.
+        unsafe { pg_sys::ExecSimpleRelationInsert(records, state, record) };
+        Ok(())
+    }))
+    .catch_when(PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION, |_| Err(Error::RecordedMeanwhile))
+    .execute()
+}
