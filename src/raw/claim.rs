@@ -12,7 +12,7 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
 use super::lookup::Columns;
-use super::scan::{Key, column, find_owner, has_row_security, primary_key, read_first};
+use super::scan::{Index, Key, PrimaryKey, column, find_owner, has_row_security, read_first};
 use super::{Jsonb, Text};
 use crate::error::Error;
 
@@ -184,9 +184,9 @@ impl LockedAccount {
         unsafe {
             let key =
                 Key::of_type(columns.account_id, pg_sys::INT8OID, pg_sys::F_INT8EQ, pg_sys::Datum::from(claim.account));
-            let index = primary_key(account, core::slice::from_ref(&key))?;
+            let index = PrimaryKey::open(account, core::slice::from_ref(&key))?;
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
-            let found = read_first(account, Some(index), snapshot, &[key], |row| {
+            let found = read_first(account, &Index::Opened(&index), snapshot, &[key], |row| {
                 Some((row.place(), row.get::<i64>(columns.balance)?.checked_add(claim.change)?))
             });
             pg_sys::UnregisterSnapshot(snapshot);

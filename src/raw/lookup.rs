@@ -10,7 +10,7 @@ use std::ffi::CStr;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
-use super::scan::{Key, Row, column, primary_key, read_first};
+use super::scan::{Index, Key, PrimaryKey, Row, column, read_first, type_of};
 use super::{Jsonb, Text};
 use crate::error::Error;
 
@@ -62,11 +62,11 @@ impl Columns {
             (self.fingerprint, pg_sys::BYTEAOID),
             (self.cancelled, pg_sys::BOOLOID),
         ];
-        // SAFETY: our caller promises the relation; the server says the invalid type where there is no such column.
+        // SAFETY: our caller promises the relation; which describes its columns.
         unsafe {
             let description = (*relation).rd_att;
             usize::try_from((*description).natts) == Ok(columns.len())
-                && columns.iter().all(|(column, of)| pg_sys::SPI_gettypeid(description, (*column).into()) == *of)
+                && columns.iter().all(|(column, of)| type_of(description, *column) == Some(*of))
         }
     }
 }
@@ -123,7 +123,9 @@ pub fn find_saved(
         if let Some(index) = usable_index(relation, &keys) {
             pg_sys::CommandCounterIncrement();
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
-            found = match read_first(relation, Some(index), snapshot, &keys, |row| read(row, columns, request)) {
+            found = match read_first(relation, &Index::Opened(&index), snapshot, &keys, |row| {
+                read(row, columns, request)
+            }) {
                 Some(Some(found)) => found,
                 // A table that holds nothing may be distributed, as Citus does it: its rows are elsewhere then.
                 Some(None) if has_pages(relation) => Lookup::Nothing,
@@ -149,14 +151,14 @@ unsafe fn has_pages(relation: pg_sys::Relation) -> bool {
 ///
 /// # Safety
 /// The relation is open and locked.
-unsafe fn usable_index(relation: pg_sys::Relation, keys: &[Key]) -> Option<pg_sys::Oid> {
+unsafe fn usable_index(relation: pg_sys::Relation, keys: &[Key]) -> Option<PrimaryKey> {
     // SAFETY: our caller promises the relation.
     unsafe {
         let class = &*(*relation).rd_rel;
         if class.relrowsecurity || class.relkind as u8 != pg_sys::RELKIND_RELATION {
             return None;
         }
-        primary_key(relation, keys)
+        PrimaryKey::open(relation, keys)
     }
 }
 

@@ -64,7 +64,7 @@ pub fn find_extension() -> Option<Extension> {
     );
     let index = pg_sys::Oid::from(pg_sys::ExtensionNameIndexId);
     let (oid, namespace, version, tables) =
-        first_row(pg_sys::ExtensionRelationId, Index::Of(index), &[key], |row| {
+        first_row(pg_sys::ExtensionRelationId, &Index::Of(index), &[key], |row| {
             let namespace = row.get::<pg_sys::Oid>(pg_sys::Anum_pg_extension_extnamespace as i16)?;
             let version = row.get::<Vec<u8>>(pg_sys::Anum_pg_extension_extversion as i16)?;
             let tables = row.get::<Vec<pg_sys::Oid>>(pg_sys::Anum_pg_extension_extconfig as i16).unwrap_or_default();
@@ -105,39 +105,30 @@ pub fn has_row_security(table: pg_sys::Oid) -> bool {
 pub(super) fn find_database(name: &CStr) -> Option<pg_sys::Oid> {
     let name = pg_sys::Datum::from(name.as_ptr());
     let key = Key::of_type(pg_sys::Anum_pg_database_datname as i16, pg_sys::NAMEOID, pg_sys::F_NAMEEQ, name);
-    first_row(pg_sys::DatabaseRelationId, Index::None, &[key], |row| row.get(pg_sys::Anum_pg_database_oid as i16))??
+    first_row(pg_sys::DatabaseRelationId, &Index::None, &[key], |row| row.get(pg_sys::Anum_pg_database_oid as i16))??
 }
 
 /// The row of an operation in the extension's `operation_policy`; an error if that is not the table that it was created as.
 /// A policy that could not be read must not be taken for none.
 pub fn find_policy(table: pg_sys::Oid, operation: &str) -> Result<Option<PolicyRow>, Error> {
-    let key = Key::text(column(table, c"operation", pg_sys::TEXTOID)?, operation.as_bytes())?;
-    let refusals = column(table, c"refusals", pg_sys::TEXTOID)?;
-    let stored_request = column(table, c"stored_request", pg_sys::TEXTOID)?;
-    let retention = column(table, c"retention", pg_sys::INTERVALOID)?;
-    own_row(table, &[key], |row| {
+    own_row(table, &[(c"operation", operation.as_bytes())], |row| {
         Some(PolicyRow {
-            refusals: row.get(refusals)?,
-            stored_request: row.get(stored_request)?,
-            retention: row.get(retention),
+            refusals: row.named(c"refusals")??,
+            stored_request: row.named(c"stored_request")??,
+            retention: row.named(c"retention")?,
         })
     })
 }
 
 /// The retention of a subscriber in the extension's `subscriber_policy`, as [`find_policy`].
 pub fn find_subscriber_retention(table: pg_sys::Oid, subscriber: &[u8]) -> Result<Option<Interval>, Error> {
-    let key = Key::text(column(table, c"subscriber", pg_sys::TEXTOID)?, subscriber)?;
-    let retention = column(table, c"retention", pg_sys::INTERVALOID)?;
-    own_row(table, &[key], |row| row.get(retention))
+    own_row(table, &[(c"subscriber", subscriber)], |row| row.named(c"retention")?)
 }
 
 /// Up to when the records of an operation or subscriber were purged, from the extension's `retention_fence`, as
 /// [`find_policy`].
 pub fn find_fence(table: pg_sys::Oid, kind: &str, name: &[u8]) -> Result<Option<TimestampWithTimeZone>, Error> {
-    let kind = Key::text(column(table, c"kind", pg_sys::TEXTOID)?, kind.as_bytes())?;
-    let name = Key::text(column(table, c"name", pg_sys::TEXTOID)?, name)?;
-    let purged_before = column(table, c"purged_before", pg_sys::TIMESTAMPTZOID)?;
-    own_row(table, &[kind, name], |row| row.get(purged_before))
+    own_row(table, &[(c"kind", kind.as_bytes()), (c"name", name)], |row| row.named(c"purged_before")?)
 }
 
 /// A table of records, and the columns by which a purge knows what it may delete.
@@ -192,17 +183,35 @@ fn deleted_row(trigger: &PgTrigger<'_>) -> Result<(pg_sys::Oid, Row), Error> {
         return Err(Error::ForeignTable);
     }
     // SAFETY: the server hands a trigger for each row of a DELETE the row and the relation that it is of.
-    unsafe {
-        Ok(((*data.tg_relation).rd_id, Row { tuple: data.tg_trigtuple, description: (*data.tg_relation).rd_att }))
-    }
+    unsafe { Ok(((*data.tg_relation).rd_id, Row::of(data.tg_trigtuple, (*data.tg_relation).rd_att))) }
 }
 
-/// The first row of one of our tables, which `read` cannot do without.
-fn own_row<T>(table: pg_sys::Oid, keys: &[Key], read: impl FnOnce(&Row) -> Option<T>) -> Result<Option<T>, Error> {
-    match first_row(table, Index::PrimaryKey, keys, read).ok_or(Error::ForeignTable)? {
-        Some(None) => Err(Error::ForeignTable),
-        Some(row) => Ok(row),
-        None => Ok(None),
+/// The row of one of our tables whose texts of these names, which are its primary key, are these, and which `read` cannot do
+/// without. An error if the table is not what it was created as.
+fn own_row<T>(
+    table: pg_sys::Oid,
+    key: &[(&CStr, &[u8])],
+    read: impl FnOnce(&Row) -> Option<T>,
+) -> Result<Option<T>, Error> {
+    // SAFETY: the relation stays open and locked until the row has been read; after an error the server closes it.
+    unsafe {
+        let relation = pg_sys::try_relation_open(table, pg_sys::AccessShareLock as i32);
+        if relation.is_null() {
+            return Err(Error::ForeignTable);
+        }
+        let found = (|| {
+            let column = |name| column_of((*relation).rd_att, name, &[pg_sys::TEXTOID]).ok_or(Error::ForeignTable);
+            let keys =
+                key.iter().map(|(name, value)| Key::text(column(name)?, value)).collect::<Result<Vec<_>, _>>()?;
+            let index = PrimaryKey::open(relation, &keys).ok_or(Error::ForeignTable)?;
+            read_first(relation, &Index::Opened(&index), core::ptr::null_mut(), &keys, read).ok_or(Error::ForeignTable)
+        })();
+        pg_sys::relation_close(relation, pg_sys::AccessShareLock as i32);
+        match found? {
+            Some(None) => Err(Error::ForeignTable),
+            Some(row) => Ok(row),
+            None => Ok(None),
+        }
     }
 }
 
@@ -216,6 +225,40 @@ pub(super) fn column(table: pg_sys::Oid, name: &CStr, of_type: pg_sys::Oid) -> R
         } else {
             Err(Error::ForeignTable)
         }
+    }
+}
+
+/// The type of a column; `None` if there is none of this number. Reads what the server's own macro does, since a call of the
+/// server for each column is felt.
+///
+/// # Safety
+/// The description is of an open relation.
+pub(super) unsafe fn type_of(description: pg_sys::TupleDesc, attribute: i16) -> Option<pg_sys::Oid> {
+    // SAFETY: our caller promises the description, which ends with as many attributes as it says.
+    unsafe {
+        let count = usize::try_from((*description).natts).ok()?;
+        #[cfg(not(feature = "pg18"))]
+        let attributes = (*description).attrs.as_slice(count);
+        #[cfg(feature = "pg18")]
+        let attributes = {
+            let first = (*description).compact_attrs.as_ptr().add(count).cast::<pg_sys::FormData_pg_attribute>();
+            core::slice::from_raw_parts(first, count)
+        };
+        let attribute = attributes.get(usize::try_from(attribute).ok()?.checked_sub(1)?)?;
+        (!attribute.attisdropped).then_some(attribute.atttypid)
+    }
+}
+
+/// The number of a column of this name and one of these types.
+///
+/// # Safety
+/// The description is of an open relation.
+unsafe fn column_of(description: pg_sys::TupleDesc, name: &CStr, of_types: &[pg_sys::Oid]) -> Option<i16> {
+    // SAFETY: our caller promises the description; the server answers a number that is not positive where there is no such
+    // column.
+    unsafe {
+        let number = i16::try_from(pg_sys::SPI_fnumber(description, name.as_ptr())).ok()?;
+        type_of(description, number).is_some_and(|found| of_types.contains(&found)).then_some(number)
     }
 }
 
@@ -235,25 +278,44 @@ fn quoted_schema(namespace: pg_sys::Oid) -> Option<Vec<u8>> {
     }
 }
 
+/// More columns than our tables have; of a table with more, each column is looked for by itself.
+const COLUMNS: usize = 16;
+
 /// A row of an open relation.
 pub(super) struct Row {
     tuple: pg_sys::HeapTuple,
     description: pg_sys::TupleDesc,
+    /// Its columns; `None` where there are more than [`COLUMNS`].
+    columns: Option<[Option<pg_sys::Datum>; COLUMNS]>,
 }
 
 impl Row {
+    /// # Safety
+    /// Tuple and description are of one open relation, and live as long as the row.
+    unsafe fn of(tuple: pg_sys::HeapTuple, description: pg_sys::TupleDesc) -> Self {
+        let mut values = [pg_sys::Datum::null(); COLUMNS];
+        let mut nulls = [true; COLUMNS];
+        // SAFETY: our caller promises both; there is a place for each column.
+        let columns = unsafe {
+            usize::try_from((*description).natts).is_ok_and(|count| count <= COLUMNS).then(|| {
+                pg_sys::heap_deform_tuple(tuple, description, values.as_mut_ptr(), nulls.as_mut_ptr());
+                core::array::from_fn(|at| (!nulls[at]).then_some(values[at]))
+            })
+        };
+        Self { tuple, description, columns }
+    }
+
     /// The column as it lies in the row; `None` for NULL, and where the table has no column of this number or it is not of
     /// one of these types.
     fn datum(&self, attribute: i16, of_types: &[pg_sys::Oid]) -> Option<pg_sys::Datum> {
         let mut is_null = true;
         // SAFETY: tuple and description are of one open relation, and the number of the column is checked.
         unsafe {
-            let columns = (*self.description).natts;
-            if i32::from(attribute) < 1
-                || i32::from(attribute) > columns
-                || !of_types.contains(&pg_sys::SPI_gettypeid(self.description, attribute.into()))
-            {
+            if !type_of(self.description, attribute).is_some_and(|found| of_types.contains(&found)) {
                 return None;
+            }
+            if let Some(columns) = &self.columns {
+                return columns[usize::from(attribute.unsigned_abs()) - 1];
             }
             let datum = pg_sys::heap_getattr(self.tuple, attribute.into(), self.description, &mut is_null);
             (!is_null).then_some(datum)
@@ -279,14 +341,24 @@ impl Row {
         Some(Jsonb(pg_sys::Datum::from(copy)))
     }
 
+    /// The column of this name, copied; `None` where the table has none of the type, and `Some(None)` for NULL.
+    fn named<T: FromDatum + IntoDatum>(&self, name: &CStr) -> Option<Option<T>> {
+        // SAFETY: the description is of the relation that the row is of.
+        let column = unsafe { column_of(self.description, name, &types_for::<T>()) };
+        column.map(|column| self.get(column))
+    }
+
     /// The column, copied; `None` for NULL, and where the table has no column of this number or it has another type.
     pub(super) fn get<T: FromDatum + IntoDatum>(&self, attribute: i16) -> Option<T> {
-        // A text may be taken as bytes.
-        let text = if T::type_oid() == pg_sys::BYTEAOID { pg_sys::TEXTOID } else { T::type_oid() };
-        let datum = self.datum(attribute, &[T::type_oid(), text])?;
+        let datum = self.datum(attribute, &types_for::<T>())?;
         // SAFETY: not NULL and of this type; the types asked for are passed by value or copied into Rust's memory.
         unsafe { T::from_datum(datum, false) }
     }
+}
+
+/// The types of column that can be taken as a `T`: a text also as bytes.
+fn types_for<T: IntoDatum>() -> [pg_sys::Oid; 2] {
+    [T::type_oid(), if T::type_oid() == pg_sys::BYTEAOID { pg_sys::TEXTOID } else { T::type_oid() }]
 }
 
 /// What a column of the row that is looked for equals.
@@ -330,39 +402,53 @@ impl Key {
 }
 
 /// By which index a row is looked up.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Index {
+pub(super) enum Index<'a> {
     /// By none.
     None,
     /// By this one, of a catalogue.
     Of(pg_sys::Oid),
-    /// By the primary key, if that is of the columns that are compared, in this order.
-    PrimaryKey,
+    /// By a primary key.
+    Opened(&'a PrimaryKey),
 }
 
-/// The primary key of a table, if it is of the columns of these keys, in their order.
-///
-/// # Safety
-/// The relation is open and locked.
-pub(super) unsafe fn primary_key(relation: pg_sys::Relation, keys: &[Key]) -> Option<pg_sys::Oid> {
-    // SAFETY: our caller promises the relation; the index is held open while it is looked at.
-    unsafe {
-        if !(*relation).rd_indexvalid {
-            pg_sys::list_free(pg_sys::RelationGetIndexList(relation));
+/// The primary key of a relation, which is closed when it is not used any more.
+pub(super) struct PrimaryKey(pg_sys::Relation);
+
+impl PrimaryKey {
+    /// Opens it if it is of the columns of these keys, in their order.
+    ///
+    /// # Safety
+    /// The relation is open and locked.
+    pub(super) unsafe fn open(relation: pg_sys::Relation, keys: &[Key]) -> Option<Self> {
+        // SAFETY: our caller promises the relation; the index is held open while it is looked at.
+        unsafe {
+            if !(*relation).rd_indexvalid {
+                pg_sys::list_free(pg_sys::RelationGetIndexList(relation));
+            }
+            let index = (*relation).rd_pkindex;
+            if index == pg_sys::InvalidOid {
+                return None;
+            }
+            let opened = Self(pg_sys::index_open(index, pg_sys::AccessShareLock as i32));
+            let definition = &*(*opened.0).rd_index;
+            let collations = (*opened.0).rd_indcollation;
+            let usable = definition.indisvalid
+                && usize::try_from(definition.indnkeyatts) == Ok(keys.len())
+                && definition.indkey.values.as_slice(keys.len()).iter().eq(keys.iter().map(|key| &key.attribute))
+                && (0..keys.len())
+                    .all(|at| [pg_sys::InvalidOid, pg_sys::C_COLLATION_OID].contains(&*collations.add(at)));
+            usable.then_some(opened)
         }
-        let index = (*relation).rd_pkindex;
-        if index == pg_sys::InvalidOid {
-            return None;
+    }
+}
+
+impl Drop for PrimaryKey {
+    fn drop(&mut self) {
+        // After an error the server closes it.
+        if !std::thread::panicking() {
+            // SAFETY: opened by us, and closed once.
+            unsafe { pg_sys::index_close(self.0, pg_sys::AccessShareLock as i32) };
         }
-        let opened = pg_sys::index_open(index, pg_sys::AccessShareLock as i32);
-        let definition = &*(*opened).rd_index;
-        let usable = definition.indisvalid
-            && usize::try_from(definition.indnkeyatts) == Ok(keys.len())
-            && definition.indkey.values.as_slice(keys.len()).iter().eq(keys.iter().map(|key| &key.attribute))
-            && (0..keys.len())
-                .all(|at| [pg_sys::InvalidOid, pg_sys::C_COLLATION_OID].contains(&*(*opened).rd_indcollation.add(at)));
-        pg_sys::index_close(opened, pg_sys::AccessShareLock as i32);
-        usable.then_some(index)
     }
 }
 
@@ -377,7 +463,7 @@ const KEYS: usize = 3;
 /// The relation is open and locked, and the index is one of its own on columns that begin with those of the keys, in their order.
 pub(super) unsafe fn read_first<T>(
     relation: pg_sys::Relation,
-    index: Option<pg_sys::Oid>,
+    index: &Index<'_>,
     snapshot: pg_sys::Snapshot,
     keys: &[Key],
     read: impl FnOnce(&Row) -> T,
@@ -385,7 +471,7 @@ pub(super) unsafe fn read_first<T>(
     // SAFETY: the order of calls is the server's own for a scan of a catalogue. The types of the key columns, which are
     // checked under the lock, are the ones that are compared; after an error the server closes the scan.
     unsafe {
-        let as_known = |key: &Key| pg_sys::SPI_gettypeid((*relation).rd_att, key.attribute.into()) == key.of_type;
+        let as_known = |key: &Key| type_of((*relation).rd_att, key.attribute) == Some(key.of_type);
         if keys.len() > KEYS || !keys.iter().all(as_known) {
             return None;
         }
@@ -393,33 +479,35 @@ pub(super) unsafe fn read_first<T>(
         for (scan_key, key) in scan_keys.iter_mut().zip(keys) {
             *scan_key = key.scan_key();
         }
-        let (by_index, index) = (index.is_some(), index.unwrap_or(pg_sys::InvalidOid));
-        let count = keys.len() as i32;
-        let scan = pg_sys::systable_beginscan(relation, index, by_index, snapshot, count, scan_keys.as_mut_ptr());
-        let tuple = pg_sys::systable_getnext(scan);
-        let found = (!tuple.is_null()).then(|| read(&Row { tuple, description: (*relation).rd_att }));
+        let (count, scan_keys) = (keys.len() as i32, scan_keys.as_mut_ptr());
+        let read = |tuple: pg_sys::HeapTuple| (!tuple.is_null()).then(|| read(&Row::of(tuple, (*relation).rd_att)));
+        if let Index::Opened(index) = index {
+            let scan = pg_sys::systable_beginscan_ordered(relation, index.0, snapshot, count, scan_keys);
+            let found = read(pg_sys::systable_getnext_ordered(scan, pg_sys::ScanDirection::ForwardScanDirection));
+            pg_sys::systable_endscan_ordered(scan);
+            return Some(found);
+        }
+        let (by_index, index) = match index {
+            Index::Of(index) => (true, *index),
+            _ => (false, pg_sys::InvalidOid),
+        };
+        let scan = pg_sys::systable_beginscan(relation, index, by_index, snapshot, count, scan_keys);
+        let found = read(pg_sys::systable_getnext(scan));
         pg_sys::systable_endscan(scan);
         Some(found)
     }
 }
 
-/// [`read_first`] of a table that is opened for it, with a snapshot of this moment; `None` also if there is no such table any
-/// more.
-fn first_row<T>(table: pg_sys::Oid, index: Index, keys: &[Key], read: impl FnOnce(&Row) -> T) -> Option<Option<T>> {
+/// [`read_first`] of a catalogue that is opened for it, with a snapshot of this moment.
+fn first_row<T>(
+    catalog: pg_sys::Oid,
+    index: &Index<'_>,
+    keys: &[Key],
+    read: impl FnOnce(&Row) -> T,
+) -> Option<Option<T>> {
     // SAFETY: the relation stays open and locked until the row has been read; after an error the server closes it.
     unsafe {
-        // A catalogue is there; and to ask whether it is would read another one, which without a database is not.
-        let is_catalog = table.to_u32() < pg_sys::FirstNormalObjectId;
-        let open = if is_catalog { pg_sys::relation_open } else { pg_sys::try_relation_open };
-        let relation = open(table, pg_sys::AccessShareLock as i32);
-        if relation.is_null() {
-            return None;
-        }
-        let index = match index {
-            Index::None => None,
-            Index::Of(index) => Some(index),
-            Index::PrimaryKey => primary_key(relation, keys),
-        };
+        let relation = pg_sys::relation_open(catalog, pg_sys::AccessShareLock as i32);
         let found = read_first(relation, index, core::ptr::null_mut(), keys, read);
         pg_sys::relation_close(relation, pg_sys::AccessShareLock as i32);
         found

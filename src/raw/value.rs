@@ -86,9 +86,14 @@ impl Text {
 
     /// The length in bytes, without the cost of decompressing a value that may be far too long.
     pub fn octet_length(self) -> usize {
-        // SAFETY: the datum is a valid varlena, whose header alone is read.
-        let with_header = unsafe { pg_sys::toast_raw_datum_size(self.0) };
-        with_header.saturating_sub(pg_sys::VARHDRSZ)
+        // SAFETY: the datum is a valid varlena, whose header alone is read. A plain value needs no call of the server.
+        unsafe {
+            let value = self.0.cast_mut_ptr::<pg_sys::varlena>();
+            if pgrx::varlena::varatt_is_4b_u(value) {
+                return pgrx::varlena::varsize_any_exhdr(value);
+            }
+            pg_sys::toast_raw_datum_size(self.0).saturating_sub(pg_sys::VARHDRSZ)
+        }
     }
 
     /// The bytes, in the database's encoding.
