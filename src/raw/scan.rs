@@ -111,24 +111,29 @@ pub(super) fn find_database(name: &CStr) -> Option<pg_sys::Oid> {
 /// The row of an operation in the extension's `operation_policy`; an error if that is not the table that it was created as.
 /// A policy that could not be read must not be taken for none.
 pub fn find_policy(table: pg_sys::Oid, operation: &str) -> Result<Option<PolicyRow>, Error> {
-    own_row(table, &[(c"operation", operation.as_bytes())], |row| {
+    let columns =
+        [(c"refusals", pg_sys::TEXTOID), (c"stored_request", pg_sys::TEXTOID), (c"retention", pg_sys::INTERVALOID)];
+    own_row(table, &[(c"operation", operation.as_bytes())], columns, |row, [refusals, stored_request, retention]| {
         Some(PolicyRow {
-            refusals: row.named(c"refusals")??,
-            stored_request: row.named(c"stored_request")??,
-            retention: row.named(c"retention")?,
+            refusals: row.get(refusals)?,
+            stored_request: row.get(stored_request)?,
+            retention: row.get(retention),
         })
     })
 }
 
 /// The retention of a subscriber in the extension's `subscriber_policy`, as [`find_policy`].
 pub fn find_subscriber_retention(table: pg_sys::Oid, subscriber: &[u8]) -> Result<Option<Interval>, Error> {
-    own_row(table, &[(c"subscriber", subscriber)], |row| row.named(c"retention")?)
+    let retention = [(c"retention", pg_sys::INTERVALOID)];
+    own_row(table, &[(c"subscriber", subscriber)], retention, |row, [retention]| row.get(retention))
 }
 
 /// Up to when the records of an operation or subscriber were purged, from the extension's `retention_fence`, as
 /// [`find_policy`].
 pub fn find_fence(table: pg_sys::Oid, kind: &str, name: &[u8]) -> Result<Option<TimestampWithTimeZone>, Error> {
-    own_row(table, &[(c"kind", kind.as_bytes()), (c"name", name)], |row| row.named(c"purged_before")?)
+    let (key, purged_before) =
+        ([(c"kind", kind.as_bytes()), (c"name", name)], [(c"purged_before", pg_sys::TIMESTAMPTZOID)]);
+    own_row(table, &key, purged_before, |row, [purged_before]| row.get(purged_before))
 }
 
 /// A table of records, and the columns by which a purge knows what it may delete.
@@ -186,12 +191,13 @@ fn deleted_row(trigger: &PgTrigger<'_>) -> Result<(pg_sys::Oid, Row), Error> {
     unsafe { Ok(((*data.tg_relation).rd_id, Row::of(data.tg_trigtuple, (*data.tg_relation).rd_att))) }
 }
 
-/// The row of one of our tables whose texts of these names, which are its primary key, are these, and which `read` cannot do
-/// without. An error if the table is not what it was created as.
-fn own_row<T>(
+/// The row of one of our tables whose texts of these names are these, which `read` cannot do without. An error if the table
+/// does not have these columns, whether or not there is a row.
+fn own_row<T, const N: usize>(
     table: pg_sys::Oid,
     key: &[(&CStr, &[u8])],
-    read: impl FnOnce(&Row) -> Option<T>,
+    columns: [(&CStr, pg_sys::Oid); N],
+    read: impl FnOnce(&Row, [i16; N]) -> Option<T>,
 ) -> Result<Option<T>, Error> {
     // SAFETY: the relation stays open and locked until the row has been read; after an error the server closes it.
     unsafe {
@@ -200,14 +206,19 @@ fn own_row<T>(
             return Err(Error::ForeignTable);
         }
         let found = (|| {
-            let column = |name| column_of((*relation).rd_att, name, &[pg_sys::TEXTOID]).ok_or(Error::ForeignTable);
-            let keys =
-                key.iter().map(|(name, value)| Key::text(column(name)?, value)).collect::<Result<Vec<_>, _>>()?;
-            let index = PrimaryKey::open(relation, &keys).ok_or(Error::ForeignTable)?;
-            read_first(relation, &Index::Opened(&index), core::ptr::null_mut(), &keys, read).ok_or(Error::ForeignTable)
+            let find = |name: &CStr, of_type| column_of((*relation).rd_att, name, of_type);
+            let of_key = |(name, value): &(&CStr, &[u8])| Key::text(find(name, pg_sys::TEXTOID)?, value).ok();
+            let keys = key.iter().map(of_key).collect::<Option<Vec<_>>>()?;
+            let mut numbers = [0; N];
+            for (number, (name, of_type)) in numbers.iter_mut().zip(columns) {
+                *number = find(name, of_type)?;
+            }
+            let index = PrimaryKey::open(relation, &keys);
+            let index = index.as_ref().map_or(Index::None, Index::Opened);
+            read_first(relation, &index, core::ptr::null_mut(), &keys, |row| read(row, numbers))
         })();
         pg_sys::relation_close(relation, pg_sys::AccessShareLock as i32);
-        match found? {
+        match found.ok_or(Error::ForeignTable)? {
             Some(None) => Err(Error::ForeignTable),
             Some(row) => Ok(row),
             None => Ok(None),
@@ -249,16 +260,16 @@ pub(super) unsafe fn type_of(description: pg_sys::TupleDesc, attribute: i16) -> 
     }
 }
 
-/// The number of a column of this name and one of these types.
+/// The number of a column of this name and type.
 ///
 /// # Safety
 /// The description is of an open relation.
-unsafe fn column_of(description: pg_sys::TupleDesc, name: &CStr, of_types: &[pg_sys::Oid]) -> Option<i16> {
+unsafe fn column_of(description: pg_sys::TupleDesc, name: &CStr, of_type: pg_sys::Oid) -> Option<i16> {
     // SAFETY: our caller promises the description; the server answers a number that is not positive where there is no such
     // column.
     unsafe {
         let number = i16::try_from(pg_sys::SPI_fnumber(description, name.as_ptr())).ok()?;
-        type_of(description, number).is_some_and(|found| of_types.contains(&found)).then_some(number)
+        (type_of(description, number) == Some(of_type)).then_some(number)
     }
 }
 
@@ -341,24 +352,14 @@ impl Row {
         Some(Jsonb(pg_sys::Datum::from(copy)))
     }
 
-    /// The column of this name, copied; `None` where the table has none of the type, and `Some(None)` for NULL.
-    fn named<T: FromDatum + IntoDatum>(&self, name: &CStr) -> Option<Option<T>> {
-        // SAFETY: the description is of the relation that the row is of.
-        let column = unsafe { column_of(self.description, name, &types_for::<T>()) };
-        column.map(|column| self.get(column))
-    }
-
     /// The column, copied; `None` for NULL, and where the table has no column of this number or it has another type.
     pub(super) fn get<T: FromDatum + IntoDatum>(&self, attribute: i16) -> Option<T> {
-        let datum = self.datum(attribute, &types_for::<T>())?;
+        // A text may be taken as bytes.
+        let text = if T::type_oid() == pg_sys::BYTEAOID { pg_sys::TEXTOID } else { T::type_oid() };
+        let datum = self.datum(attribute, &[T::type_oid(), text])?;
         // SAFETY: not NULL and of this type; the types asked for are passed by value or copied into Rust's memory.
         unsafe { T::from_datum(datum, false) }
     }
-}
-
-/// The types of column that can be taken as a `T`: a text also as bytes.
-fn types_for<T: IntoDatum>() -> [pg_sys::Oid; 2] {
-    [T::type_oid(), if T::type_oid() == pg_sys::BYTEAOID { pg_sys::TEXTOID } else { T::type_oid() }]
 }
 
 /// What a column of the row that is looked for equals.
