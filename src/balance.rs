@@ -6,7 +6,7 @@ use pgrx::spi::SpiClient;
 use crate::account;
 use crate::error::Error;
 use crate::policy::Policy;
-use crate::raw::{self, Claim, Jsonb, Text};
+use crate::raw::{self, Claim, Claiming, Jsonb, Text};
 use crate::request::{self, Identity, Operation, Outcome, Request, Stored};
 use crate::statement;
 
@@ -77,9 +77,13 @@ impl Operation for Change {
             return Ok(None);
         };
         let Identity { account, operation, key } = request.identity;
-        let Stored { request, fingerprint } = request.stored(&Policy::of(operation)?)?;
-        let claim = Claim { account, operation, key, request, fingerprint, change: self.by };
-        Ok(raw::claim(&tables, &claim)?.map(Outcome::of_record))
+        let Stored { request: stored, fingerprint } = request.stored(&Policy::of(operation)?)?;
+        let claim = Claim { account, operation, key, request: stored, fingerprint, change: self.by };
+        match raw::claim(&tables, &claim)? {
+            Claiming::Done(claimed) => Ok(Some(Outcome::of_record(claimed))),
+            Claiming::Taken => request.find_first().map(Option::flatten),
+            Claiming::Unable => Ok(None),
+        }
     }
 
     fn refuse(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Option<Outcome>, Error> {

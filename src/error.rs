@@ -44,7 +44,7 @@ pub enum Error {
     WriteSuppressed(&'static str),
     /// An account that row security does not let the caller see, or not update.
     AccountDenied(i64),
-    /// A record that was inserted by hand, hence without the account's lock, while a handler ran.
+    /// A record that was inserted by hand, hence without the account's lock, while the request was executed.
     RecordedMeanwhile,
     /// A dated key or message id with no record, from before the last purge.
     Expired(&'static str),
@@ -207,7 +207,7 @@ impl Error {
             Self::RecordedMeanwhile => (
                 Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
                 "the request was recorded by another session".into(),
-                Some("A record of this key was inserted by hand while the handler ran.".into()),
+                Some("A record of this key was inserted by hand at the same time.".into()),
                 text("Retry with the same key in a new transaction."),
             ),
             Self::RecordKept(what) => (

@@ -12,7 +12,7 @@ mod value;
 mod worker;
 
 pub use catalog::{accept_invalidations, catalog_generation, is_current_transaction};
-pub use claim::{Claim, ClaimTables, Claimed, claim};
+pub use claim::{Claim, ClaimTables, Claimed, Claiming, claim};
 pub use lookup::{Columns, Lookup, Saved, find_saved};
 pub use plan::{Plan, Planning, Rows};
 pub use scan::{

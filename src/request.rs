@@ -285,7 +285,7 @@ impl Request<'_> {
     }
 
     /// As [`Self::find`], without a connection to SPI; `None` where that has to be asked.
-    fn find_first(&self) -> Result<Option<Option<Outcome>>, Error> {
+    pub fn find_first(&self) -> Result<Option<Option<Outcome>>, Error> {
         let Identity { account, operation, key } = self.identity;
         let Some((table, columns)) = statement::request_table()? else {
             return Ok(None);

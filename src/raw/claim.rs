@@ -12,7 +12,7 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
 use super::lookup::Columns;
-use super::scan::{Index, Key, PrimaryKey, column, find_owner, has_row_security, read_first};
+use super::scan::{Index, Key, PrimaryKey, Row, column, find_owner, has_row_security, read_first};
 use super::{Jsonb, Text};
 use crate::error::Error;
 
@@ -64,10 +64,19 @@ pub struct Claimed {
     pub created_at: TimestampWithTimeZone,
 }
 
-/// Locks the account, takes the key with the final response, and changes the balance. `None`, and nothing was done but
-/// perhaps lock the account, where the statements have to be asked: the key is taken or the account locked, the balance does
-/// not suffice, or a table is not plain.
-pub fn claim(tables: &ClaimTables, claim: &Claim<'_>) -> Result<Option<Claimed>, Error> {
+/// What became of a claim.
+pub enum Claiming {
+    /// The record was made, and the balance changed.
+    Done(Claimed),
+    /// The key is taken. Nothing was done but lock the account.
+    Taken,
+    /// The statements have to be asked: the balance does not suffice, there is no such account, or a table is not plain.
+    /// Nothing was done but perhaps lock the account.
+    Unable,
+}
+
+/// Locks the account, takes the key with the final response, and changes the balance.
+pub fn claim(tables: &ClaimTables, claim: &Claim<'_>) -> Result<Claiming, Error> {
     let (account, account_columns) = tables.account;
     let (requests, columns) = &tables.requests;
     // SAFETY: reading variables of this single-threaded process. With an older snapshot the executor alone knows when to raise
@@ -79,34 +88,33 @@ pub fn claim(tables: &ClaimTables, claim: &Claim<'_>) -> Result<Option<Claimed>,
             || (*(&raw const pg_sys::ExecutorCheckPerms_hook)).is_some()
     };
     if unsuitable || has_row_security(*requests) || !owners_may_write(account, *requests) {
-        return Ok(None);
+        return Ok(Claiming::Unable);
     }
     // SAFETY: the order of calls is the server's own for a statement. Both relations are open and locked to the end of the
     // transaction, as after a statement; after an error the server closes and lets go all.
     unsafe {
         let Some(account) = Open::table(account) else {
-            return Ok(None);
+            return Ok(Claiming::Unable);
         };
         let Some(requests) = Open::table(*requests) else {
-            return Ok(None);
+            return Ok(Claiming::Unable);
         };
         let plain = is_plain(account.0, pg_sys::TRIGGER_TYPE_UPDATE)
             && is_plain(requests.0, pg_sys::TRIGGER_TYPE_INSERT)
             && columns.are_all_of(requests.0);
         if !plain {
-            return Ok(None);
+            return Ok(Claiming::Unable);
         }
         pg_sys::CommandCounterIncrement();
         let Some(locked) = LockedAccount::lock(account.0, account_columns, claim) else {
-            return Ok(None);
+            return Ok(Claiming::Unable);
         };
         // What others committed until the account was ours is seen from now on.
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         let written = write(account.0, account_columns, requests.0, columns, &locked, claim)?;
         pg_sys::PopActiveSnapshot();
-        pg_sys::ReleaseBuffer(locked.buffer);
         pg_sys::CommandCounterIncrement();
-        Ok(written)
+        Ok(written.map_or(Claiming::Taken, Claiming::Done))
     }
 }
 
@@ -166,49 +174,74 @@ unsafe fn is_plain(relation: pg_sys::Relation, event: u32) -> bool {
     }
 }
 
-/// An account's row, locked by us, as it lies in its page.
+/// An account's newest version, locked by us.
 struct LockedAccount {
-    row: pg_sys::HeapTupleData,
-    buffer: pg_sys::Buffer,
+    slot: Slot,
     balance_after: i64,
 }
 
+/// A place for a row, which is let go when it is not used any more.
+struct Slot(*mut pg_sys::TupleTableSlot);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // After an error the server lets go the page.
+        if !std::thread::panicking() {
+            // SAFETY: made by us, and dropped once.
+            unsafe { pg_sys::ExecDropSingleTupleTableSlot(self.0) };
+        }
+    }
+}
+
 impl LockedAccount {
-    /// Locks the account if it is there, nobody else holds it, and its balance allows the change.
+    /// Locks the account if it is there and its balance allows the change, as SELECT FOR NO KEY UPDATE does: waits for who
+    /// holds it, and goes on with the newest version then.
     ///
     /// # Safety
-    /// The relation is `account`, open and locked.
+    /// The relation is `account`, open and locked, and the transaction is one of READ COMMITTED.
     unsafe fn lock(account: pg_sys::Relation, columns: AccountColumns, claim: &Claim<'_>) -> Option<Self> {
-        // SAFETY: our caller promises the relation. The row that is found is locked where it lies, if it is still the newest
-        // version; the page stays pinned until the caller lets it go.
+        // SAFETY: our caller promises the relation. The snapshot is registered while a version is looked for and locked, which
+        // has a slot of the relation's own kind.
         unsafe {
             let key =
                 Key::of_type(columns.account_id, pg_sys::INT8OID, pg_sys::F_INT8EQ, pg_sys::Datum::from(claim.account));
             let index = PrimaryKey::open(account, core::slice::from_ref(&key))?;
+            let lock = (*(*account).rd_tableam).tuple_lock?;
+            let balance_after = |row: &Row| {
+                let same = row.get::<i64>(columns.account_id) == Some(claim.account);
+                let after = row.get::<i64>(columns.balance)?.checked_add(claim.change)?;
+                (same && after >= 0).then_some(after)
+            };
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
             let found = read_first(account, &Index::Opened(&index), snapshot, &[key], |row| {
-                Some((row.place(), row.get::<i64>(columns.balance)?.checked_add(claim.change)?))
+                balance_after(row).map(|after| (row.place(), after))
+            });
+            let locked = found.flatten().flatten().and_then(|(mut place, balance)| {
+                let slot = Slot(pg_sys::MakeSingleTupleTableSlot((*account).rd_att, &pg_sys::TTSOpsBufferHeapTuple));
+                let (to, command) = (slot.0, pg_sys::GetCurrentCommandId(true));
+                let mut failure = pg_sys::TM_FailureData::default();
+                let outcome = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                    lock(
+                        account,
+                        &mut place,
+                        snapshot,
+                        to,
+                        command,
+                        pg_sys::LockTupleMode::LockTupleNoKeyExclusive,
+                        pg_sys::LockWaitPolicy::LockWaitBlock,
+                        (pg_sys::TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS | pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION)
+                            as u8,
+                        &mut failure,
+                    )
+                });
+                if outcome != pg_sys::TM_Result::TM_Ok {
+                    return None;
+                }
+                let balance_after = if failure.traversed { balance_after(&Row::in_slot(to))? } else { balance };
+                Some(Self { slot, balance_after })
             });
             pg_sys::UnregisterSnapshot(snapshot);
-            let (place, balance_after) = found.flatten().flatten().filter(|(_, balance)| *balance >= 0)?;
-            let mut row = pg_sys::HeapTupleData { t_self: place, t_tableOid: (*account).rd_id, ..Default::default() };
-            let mut buffer = pg_sys::InvalidBuffer as pg_sys::Buffer;
-            let mut failure = pg_sys::TM_FailureData::default();
-            let outcome = pg_sys::heap_lock_tuple(
-                account,
-                &mut row,
-                pg_sys::GetCurrentCommandId(true),
-                pg_sys::LockTupleMode::LockTupleNoKeyExclusive,
-                pg_sys::LockWaitPolicy::LockWaitSkip,
-                false,
-                &mut buffer,
-                &mut failure,
-            );
-            if outcome == pg_sys::TM_Result::TM_Ok {
-                return Some(Self { row, buffer, balance_after });
-            }
-            pg_sys::ReleaseBuffer(buffer);
-            None
+            locked
         }
     }
 }
@@ -239,12 +272,12 @@ unsafe fn write(
         if free {
             let accounts = target(state, account);
             pg_sys::ExecOpenIndices(accounts, false);
-            let (before, after) = versions(state, account, account_columns, locked);
+            let after = new_version(state, account, account_columns, locked);
             pg_sys::AfterTriggerBeginQuery();
             insert(records, state, record)?;
             // Nothing is asked of it, as the account is locked and has no triggers that could wait.
             let mut recheck = pg_sys::EPQState::default();
-            pg_sys::ExecSimpleRelationUpdate(accounts, state, &mut recheck, before, after);
+            pg_sys::ExecSimpleRelationUpdate(accounts, state, &mut recheck, locked.slot.0, after);
             pg_sys::AfterTriggerEndQuery(state);
         }
         pg_sys::ExecResetTupleTable((*state).es_tupleTable, false);
@@ -330,28 +363,27 @@ unsafe fn is_free(
     }
 }
 
-/// The locked version of the account, and the new one.
+/// The account with the new balance.
 ///
 /// # Safety
-/// The relation is `account`, and the locked row one of it, whose page is pinned.
-unsafe fn versions(
+/// The relation is `account`, and the locked row one of it.
+unsafe fn new_version(
     state: *mut pg_sys::EState,
     account: pg_sys::Relation,
     columns: AccountColumns,
     locked: &LockedAccount,
-) -> (*mut pg_sys::TupleTableSlot, *mut pg_sys::TupleTableSlot) {
-    let mut row = locked.row;
-    // SAFETY: our caller promises relation and row; both slots have a place for each column.
+) -> *mut pg_sys::TupleTableSlot {
+    // SAFETY: our caller promises relation and row, whose page stays pinned by its slot; the slot that is made has a place for
+    // each column.
     unsafe {
         let description = (*account).rd_att;
-        let [before, after] =
-            [(); 2].map(|()| pg_sys::ExecInitExtraTupleSlot(state, description, &pg_sys::TTSOpsVirtual));
-        (*before).tts_tid = row.t_self;
-        pg_sys::heap_deform_tuple(&mut row, description, (*after).tts_values, (*after).tts_isnull);
+        let after = pg_sys::ExecInitExtraTupleSlot(state, description, &pg_sys::TTSOpsVirtual);
+        let row = pg_sys::ExecFetchSlotHeapTuple(locked.slot.0, false, ptr::null_mut());
+        pg_sys::heap_deform_tuple(row, description, (*after).tts_values, (*after).tts_isnull);
         *(*after).tts_values.add(usize::from(columns.balance.unsigned_abs()) - 1) =
             pg_sys::Datum::from(locked.balance_after);
         pg_sys::ExecStoreVirtualTuple(after);
-        (before, after)
+        after
     }
 }
 

@@ -333,6 +333,18 @@ impl Row {
         }
     }
 
+    /// The row in a slot that holds one of a heap.
+    ///
+    /// # Safety
+    /// The slot holds a row, and lives as long.
+    pub(super) unsafe fn in_slot(slot: *mut pg_sys::TupleTableSlot) -> Self {
+        // SAFETY: our caller promises the slot.
+        unsafe {
+            let tuple = pg_sys::ExecFetchSlotHeapTuple(slot, false, core::ptr::null_mut());
+            Self::of(tuple, (*slot).tts_tupleDescriptor)
+        }
+    }
+
     /// Where the row lies.
     pub(super) fn place(&self) -> pg_sys::ItemPointerData {
         // SAFETY: the tuple lives as long as the row is held.

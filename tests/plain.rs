@@ -1,0 +1,220 @@
+//! A fresh debit or credit of plain tables is written past the executor: it must do what the statements would do, and leave to
+//! them whatever is not plain.
+
+use std::sync::LazyLock;
+
+use client_tests::{
+    Cluster, balance, contents, debit, debit_in_background, outcome, pid, simple, value, wait_until_blocked,
+};
+use postgres::Client;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&[]));
+
+/// How often a fresh debit looks into the index of `account`: once itself, and once for the foreign key.
+const PAST_THE_EXECUTOR: u64 = 2;
+/// And by statements: the claim, the foreign key, and the update.
+const BY_STATEMENTS: u64 = 3;
+
+/// A trigger that does nothing, for which the statements are needed.
+const NOT_PLAIN: &str = "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+    CREATE TRIGGER nothing AFTER UPDATE ON account EXECUTE FUNCTION nothing()";
+
+/// A session in a database of its own, with accounts 1 to 3 that hold 1000 each, and what else is wanted. There is a record
+/// already: an empty table might be distributed, and is looked at by statements.
+fn session(more: &str) -> (String, Client) {
+    let database = CLUSTER.database();
+    let mut client = CLUSTER.connect_to(&database);
+    client
+        .batch_execute(
+            "SET enable_seqscan = off;
+             INSERT INTO account SELECT i, 1000 FROM generate_series(1, 3) AS i;
+             SELECT debit_once(3, 'first', 1000)",
+        )
+        .expect("accounts");
+    client.batch_execute(more).expect("what else is wanted");
+    (database, client)
+}
+
+/// How a fresh debit is executed in this session. It is rolled back.
+fn way(client: &mut Client) -> u64 {
+    let scans = "SELECT idx_scan FROM pg_stat_xact_user_tables WHERE relname = 'account'";
+    client.batch_execute("BEGIN").expect("BEGIN");
+    let [before, after] = [1, 2].map(|time| {
+        if time == 2 {
+            client.batch_execute("SELECT debit_once(1, 'which way', 1)").expect("a debit");
+        }
+        value(client, scans).parse::<u64>().expect("a number")
+    });
+    client.batch_execute("ROLLBACK").expect("ROLLBACK");
+    after - before
+}
+
+/// What the tables hold, but for the times.
+fn timeless(client: &mut Client) -> String {
+    value(
+        client,
+        "SELECT (SELECT string_agg(a::text, ' ' ORDER BY account_id) FROM account AS a)
+             || (SELECT coalesce(string_agg(format('%s %s %s %s %s %s %s', account_id, operation, request_key, request,
+                                                   response, request_fingerprint, cancelled), E'\\n'
+                                            ORDER BY account_id, operation, request_key), '') FROM request_result)",
+    )
+}
+
+#[test]
+fn both_ways_answer_and_leave_the_same() {
+    let seed = rand::rng().random::<u64>();
+    println!("seed {seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let policy = "INSERT INTO operation_policy (operation, refusals, stored_request) VALUES ('credit:v1', 'save', 'fingerprint')";
+    let (_, mut plain) = session(policy);
+    let (_, mut other) = session(&format!("{policy}; {NOT_PLAIN}"));
+    assert_eq!(way(&mut plain), PAST_THE_EXECUTOR);
+    assert_eq!(way(&mut other), BY_STATEMENTS);
+    for _ in 0..1_000 {
+        if random.random_bool(0.2) {
+            let command = ["COMMIT; BEGIN", "ROLLBACK; BEGIN", "ROLLBACK"][random.random_range(0..3)];
+            for client in [&mut plain, &mut other] {
+                client.batch_execute(command).expect(command);
+            }
+        }
+        let call = format!(
+            "SELECT {}_once({}, 'key {}', {})",
+            ["debit", "credit"][random.random_range(0..2)],
+            random.random_range(1..5),
+            random.random_range(0..300),
+            [1, 2, 400, 0, i64::MAX][random.random_range(0..5)],
+        );
+        let [expected, found] = [&mut other, &mut plain].map(|client| outcome(simple(client, &call)));
+        assert_eq!(found, expected, "{call}");
+    }
+    for client in [&mut plain, &mut other] {
+        client.batch_execute("ROLLBACK").expect("ROLLBACK");
+    }
+    assert_eq!(timeless(&mut plain), timeless(&mut other));
+}
+
+#[test]
+fn what_was_added_to_account_is_kept_up() {
+    let (_, mut client) = session(
+        "ALTER TABLE account ADD COLUMN owner text NOT NULL DEFAULT 'nobody', ADD COLUMN seen date,
+                             ADD COLUMN twice bigint GENERATED ALWAYS AS (balance * 2) STORED,
+                             ADD CHECK (balance < 5000);
+         ALTER TABLE account DROP COLUMN seen;
+         CREATE INDEX ON account (balance);
+         UPDATE account SET owner = (SELECT string_agg(md5(i::text), '') FROM generate_series(1, 1000) AS i)",
+    );
+    assert_eq!(way(&mut client), PAST_THE_EXECUTOR);
+    let owner = value(&mut client, "SELECT md5(owner) FROM account WHERE account_id = 1");
+    assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+    assert_eq!(value(&mut client, "SELECT twice FROM account WHERE account_id = 1"), "1800");
+    assert_eq!(value(&mut client, "SELECT md5(owner) FROM account WHERE account_id = 1"), owner);
+    assert_eq!(value(&mut client, "SELECT string_agg(account_id::text, ' ') FROM account WHERE balance = 900"), "1");
+    assert_eq!(value(&mut client, "SELECT count(*) FROM account WHERE balance = 1000"), "1");
+    let before = contents(&mut client);
+    assert_eq!(outcome(simple(&mut client, "SELECT credit_once(1, 'too much', 4100)")), "23514");
+    assert_eq!(contents(&mut client), before);
+}
+
+#[test]
+fn foreign_keys_and_unique_indexes_of_the_users_own_are_obeyed() {
+    let (_, mut client) = session(
+        "CREATE TABLE known (operation text PRIMARY KEY);
+         INSERT INTO known VALUES ('debit:v1');
+         ALTER TABLE request_result ADD FOREIGN KEY (operation) REFERENCES known;
+         CREATE UNIQUE INDEX ON request_result (request_key)",
+    );
+    assert_eq!(way(&mut client), PAST_THE_EXECUTOR);
+    assert_eq!(outcome(debit(&mut client, 1, "key", 100)), r#"done: {"balance": 900}"#);
+    let before = contents(&mut client);
+    assert_eq!(outcome(debit(&mut client, 2, "key", 100)), "23505");
+    assert_eq!(outcome(simple(&mut client, "SELECT credit_once(1, 'another', 1)")), "23503");
+    assert_eq!(contents(&mut client), before);
+}
+
+#[test]
+fn what_the_executor_alone_knows_is_left_to_it() {
+    let log = "CREATE TABLE log (what text)";
+    // (With a rule for inserts on request_result the statements could not do it either: 0A000.)
+    for (more, effect, after) in [
+        (
+            "ALTER TABLE request_result ADD COLUMN note text DEFAULT 'by default'",
+            "SELECT note FROM request_result WHERE request_key = 'key'",
+            "by default",
+        ),
+        (
+            &format!("{log}; CREATE RULE log AS ON UPDATE TO account DO ALSO INSERT INTO log VALUES (old.balance)"),
+            "SELECT count(*) FROM log",
+            "1",
+        ),
+        (
+            &format!(
+                "{log};
+                 CREATE FUNCTION log() RETURNS trigger LANGUAGE plpgsql AS
+                     'BEGIN INSERT INTO log SELECT balance FROM account WHERE account_id = 1; RETURN NULL; END';
+                 CREATE TRIGGER log AFTER INSERT ON request_result EXECUTE FUNCTION log()"
+            ),
+            // It sees the account as it is between the record and the effect.
+            "SELECT what FROM log",
+            "1000",
+        ),
+        (
+            "CREATE TABLE savings () INHERITS (account);
+             DELETE FROM account WHERE account_id = 1; INSERT INTO savings VALUES (1, 1000);
+             ALTER TABLE request_result DROP CONSTRAINT request_result_account_id_fkey",
+            "SELECT balance FROM savings",
+            "900",
+        ),
+    ] {
+        let (_, mut client) = session(more);
+        let foreign_keys = u64::from(!more.contains("DROP CONSTRAINT"));
+        assert_ne!(way(&mut client), PAST_THE_EXECUTOR - 1 + foreign_keys, "{more}");
+        assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#, "{more}");
+        assert_eq!(value(&mut client, effect), after, "{more}");
+    }
+}
+
+#[test]
+fn an_owner_who_revoked_a_privilege_from_himself_revoked_it_from_all() {
+    let (_, mut client) = session(
+        "CREATE ROLE keeper; CREATE ROLE plain_caller; GRANT USAGE ON SCHEMA public TO keeper, plain_caller;
+         GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint) TO plain_caller;
+         ALTER TABLE request_result OWNER TO keeper; ALTER TABLE account OWNER TO keeper;
+         SET ROLE plain_caller",
+    );
+    for (mode, table) in [("INSERT", "request_result"), ("UPDATE", "account")] {
+        let change = |client: &mut Client, change: &str| {
+            client.batch_execute(&format!("RESET ROLE; {change} keeper; SET ROLE plain_caller")).expect(change);
+        };
+        change(&mut client, &format!("REVOKE {mode} ON {table} FROM"));
+        assert_eq!(outcome(debit(&mut client, 1, mode, 1)), "42501", "{mode}");
+        change(&mut client, &format!("GRANT {mode} ON {table} TO"));
+        assert!(debit(&mut client, 1, mode, 1).is_ok(), "{mode}");
+    }
+}
+
+#[test]
+fn a_record_that_is_being_inserted_by_hand_is_waited_for() {
+    let (database, mut hand) = session("");
+    for (end, key, answer) in
+        [("COMMIT", "kept", r#"done: {"by": "hand"}"#), ("ROLLBACK", "withdrawn", r#"done: {"balance": 999}"#)]
+    {
+        hand.batch_execute(&format!(
+            r#"BEGIN; INSERT INTO request_result (account_id, operation, request_key, request, response)
+                      VALUES (1, 'debit:v1', '{key}', '{{"amount": 1}}', '{{"by": "hand"}}')"#
+        ))
+        .unwrap();
+        let mut caller = CLUSTER.connect_to(&database);
+        caller.batch_execute("SET lock_timeout = '50ms'").unwrap();
+        assert_eq!(outcome(debit(&mut caller, 1, key, 1)), "55P03");
+        caller.batch_execute("RESET lock_timeout").unwrap();
+        let waiting = pid(&mut caller);
+        let caller = debit_in_background(caller, 1, key, 1);
+        let mut observer = CLUSTER.connect_to(&database);
+        wait_until_blocked(&mut observer, waiting);
+        hand.batch_execute(end).unwrap();
+        assert_eq!(outcome(caller.join().expect("no panic").1), answer);
+    }
+    assert_eq!(balance(&mut hand, 1), 999);
+}
