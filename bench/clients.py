@@ -234,7 +234,8 @@ def take_turn(turn, arguments):
                  for number in range(turn["connections"])]
     for process in processes:
         process.start()
-    parts = [results.get() for _ in processes]
+    # More than any turn takes: a process that was killed says nothing.
+    parts = [results.get(timeout=600) for _ in processes]
     for process in processes:
         process.join()
     errors = [part["error"] for part in parts if "error" in part]
