@@ -144,7 +144,10 @@ class Batch(Client):
     size = BATCH
 
     def debit_many(self, accounts, keys):
-        return self.connection.execute("SELECT * FROM ours.debit_batch_once(%s, %s, %s)", (accounts, keys, [1] * len(keys))).fetchall()
+        rows = self.connection.execute("SELECT ordinal, response, replayed, sqlstate, message "
+                                       "FROM ours.debit_batch_once(%s::bigint[], %s::text[], %s::bigint[])",
+                                       (accounts, keys, [1] * len(keys)))
+        return [response for _, response, *_ in rows.fetchall() if response is not None]
 
 
 KINDS = {"ours": Ours, "plpgsql": PlPgSql, "client": Transaction, "dbos": Dbos, "pipeline": Pipeline, "batch": Batch}

@@ -12,30 +12,23 @@ balances, or a record is missing or too many; never for a time.
 """
 
 import collections
-import json
 import os
 import pathlib
 import statistics
-import subprocess
-import sys
 import threading
 import time
 
 import report
 from clients import BATCH, KINDS, account_of, key_of
-from harness import (ACCOUNT, DIR, KEY, QUICK, check, connect, copy, count_checks, machine, option, path_for, save, say, start,
-                     throughput)
+from contestant import (ACCOUNTS, BALANCE, CLIENT_PYTHON, CONTESTANTS, DBOS, DBOS_CALLS, DBOS_DEBITED, DBOS_KNOWN, DONE, FLOOR, KNOWN,
+                        OURS, SECONDS, SIZES, Many, Python)
+from harness import (ACCOUNT, DIR, KEY, QUICK, check, connect, copy, count_checks, machine, option, path_for, save, say, start)
 
 ROUNDS = option("ROUNDS", 5, 1)
-SECONDS = option("SECONDS", 4, 1)
 CALLS = option("CALLS", 5_000, 500)
+LEFT_CALLS = option("LEFT_CALLS", 1_000, 200)  # whose traces are counted; DBOS takes its time for them
 COST_ROUNDS = option("COST_ROUNDS", 15, 3)
 STORMS = option("STORMS", 20, 2)
-ACCOUNTS = option("ACCOUNTS", 10_000, 1_000)
-BALANCE = 1_000_000_000
-SIZES = [int(size) for size in (os.environ.get("GROWTH") or ("1000 10000" if QUICK else "10000 1000000 10000000")).split()]
-KNOWN = SIZES[0]  # records that are there before anything is measured
-DBOS_KNOWN = option("DBOS_KNOWN", 2_000, 50)  # those of DBOS, which has to execute them
 AGREE = option("AGREE", 1_000, 100)
 CONNECTIONS, WAITERS, HOLD = 8, 16, 0.1
 
@@ -53,32 +46,6 @@ SETTINGS = {
     "max_connections": "100",
 }
 
-DEBIT = "SELECT {schema}.debit_once(:account, {key}, 1);\n"
-# pgbench would take the operation's `:v1` for a variable. Of a conflict it learns only from a number that a query returns.
-OPERATION = "E'debit\\072v1'"
-TRANSACTION = """BEGIN;
-WITH claimed AS (
-    INSERT INTO {schema}.request_result (account_id, operation, request_key, request, response)
-    VALUES (:account, {operation}, {key}, '{{"amount": 1}}', '{{}}') ON CONFLICT DO NOTHING RETURNING 1
-) SELECT count(*) AS claimed FROM claimed \\gset
-\\if :claimed
-SELECT balance - 1 AS balance FROM {schema}.account WHERE account_id = :account FOR NO KEY UPDATE \\gset
-UPDATE {schema}.account SET balance = :balance WHERE account_id = :account;
-UPDATE {schema}.request_result SET response = jsonb_build_object('balance', (:balance)::bigint)
- WHERE account_id = :account AND operation = {operation} AND request_key = {key};
-\\else
-SELECT request, response FROM {schema}.request_result
- WHERE account_id = :account AND operation = {operation} AND request_key = {key};
-\\endif
-COMMIT;
-"""
-# Keys are UUIDs, and so at random places of the index. `n` is the number that a key is made of.
-ARGUMENTS = {
-    "fresh": f"\\set account random(1, {ACCOUNTS})\n\\set n random(1000000000, 9000000000000000000)\n",
-    "hot": "\\set account 1\n\\set n random(1000000000, 9000000000000000000)\n",
-    "replay": f"\\set n random(1, {KNOWN})\n\\set account {ACCOUNT.format(n=':n', accounts=ACCOUNTS)}\n",
-}
-
 FILL = f"""
 INSERT INTO ours.account SELECT n, {BALANCE} FROM generate_series(1, {ACCOUNTS}) AS n;
 -- The foreign key is true, and checking it takes longer than the rest.
@@ -90,89 +57,6 @@ SELECT {ACCOUNT.format(n='n', accounts=ACCOUNTS)}, 'debit:v1', {KEY.format(n='n'
 UPDATE ours.account SET balance = balance - (SELECT count(*) FROM ours.request_result AS r WHERE r.account_id = account.account_id);
 """
 
-DONE = collections.Counter()  # calls that had to execute, by schema
-DBOS_DEBITED = collections.Counter()  # of these, DBOS's, by account: its records do not name it
-
-
-class Pgbench:
-    """Driven by pgbench, prepared statements: next to nothing is the client's."""
-
-    def __init__(self, name, schema, text=DEBIT):
-        self.name, self.schema, self.text = name, schema, text
-
-    def script(self, arguments):
-        return arguments + self.text.format(schema=self.schema, key=KEY.format(n=":n"), operation=OPERATION)
-
-    def rate(self, kind, connections):
-        count, rate = throughput("bench", self.script(ARGUMENTS[kind]), connections, f"--time={SECONDS}")
-        if kind != "replay":
-            DONE[self.schema] += count
-        return rate
-
-    def execute(self, first, count, times):
-        """The keys `first` and following, all of them so many times, one after the other."""
-        arguments = f"\\set n {first} + :i % {count}\n\\set i :i + 1\n\\set account {ACCOUNT.format(n=':n', accounts=ACCOUNTS)}\n"
-        throughput("bench", self.script(arguments), 1, f"--transactions={count * times}", "--define=i=0")
-        DONE[self.schema] += count
-        return None
-
-
-class Python:
-    """Driven by processes of bench/clients.py."""
-
-    process = None
-
-    def __init__(self, name, schema, client):
-        self.name, self.schema, self.client = name, schema, client
-
-    @classmethod
-    def take_turn(cls, **turn):
-        if not cls.process:
-            cls.process = subprocess.Popen(
-                [sys.executable, pathlib.Path(__file__).with_name("clients.py"), DIR, "bench", str(ACCOUNTS), str(BALANCE)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        print(json.dumps(turn), file=cls.process.stdin, flush=True)
-        result = json.loads(cls.process.stdout.readline() or '{"error": "bench/clients.py ended"}')
-        if "error" in result:
-            raise SystemExit(f"WRONG: {result['error']}")
-        return result
-
-    def count(self, debited):
-        DONE[self.schema] += sum(debited.values())
-        if self.client == "dbos":
-            DBOS_DEBITED.update({int(account): count for account, count in debited.items()})
-
-    def rate(self, kind, connections):
-        turn = {"kind": kind}
-        if kind == "hot":
-            turn = {"kind": "fresh", "account": 1}
-        elif kind == "replay" and self.client == "dbos":
-            turn = {"kind": "repeat", "calls": DBOS_CALLS}
-        result = self.take_turn(client=self.client, connections=connections, seconds=SECONDS, known=KNOWN, **turn)
-        self.count(result["debited"])
-        return result["rate"]
-
-    def call(self, calls, fresh=True):
-        """These calls, by one connection, and the balances that were answered."""
-        if fresh:
-            self.count(collections.Counter(account for account, _ in calls))
-        return self.take_turn(client=self.client, connections=1, kind="calls", calls=calls)["answers"]
-
-    def execute(self, first, count, times):
-        calls = [[account_of(n, ACCOUNTS), key_of(n)] for n in range(first, first + count)]
-        self.count(collections.Counter(account for account, _ in calls))
-        return self.call(calls * times, fresh=False)
-
-
-FLOOR = Pgbench("floor", "floor")
-OURS = Pgbench("idempotency_record", "ours")
-PLPGSQL = Pgbench("PL/pgSQL", "plpgsql")
-CLIENT = Pgbench("client transaction", "client", TRANSACTION)
-OURS_PYTHON = Python("idempotency_record from Python", "ours", "ours")
-CLIENT_PYTHON = Python("client transaction from Python", "client", "client")
-DBOS = Python("DBOS Transact from Python", "app", "dbos")
-CONTESTANTS = [FLOOR, OURS, PLPGSQL, CLIENT, OURS_PYTHON, CLIENT_PYTHON, DBOS]
-DBOS_CALLS = [[account_of(n, ACCOUNTS), key_of(n)] for n in range(1, DBOS_KNOWN + 1)]
 WITHIN = ["nothing", "floor", "ours", "plpgsql"]  # the procedures of contestants.sql
 
 
@@ -339,7 +223,7 @@ def footprint():
     with connect("bench") as session:
         batches = []
         for _ in range(2):
-            new_calls(session)
+            new_calls(session, LEFT_CALLS)
             batches.append(session.execute("SELECT account, key FROM bench.calls ORDER BY number").fetchall())
 
         def run(name, calls, fresh):
@@ -358,6 +242,8 @@ def footprint():
                 contestant = CLIENT_PYTHON if name == "client" else DBOS
                 before = settled(session, schemas)
                 contestant.call([list(call) for call in calls], fresh)
+                while one(session, "SELECT count(*) FROM pg_stat_activity WHERE datname = 'bench' AND pid <> pg_backend_pid()"):
+                    time.sleep(0.01)  # a session that ends counts what it did before it is gone
                 after = settled(session, schemas)
             return [(to - since) / len(calls) for since, to in zip(before, after)]
 
@@ -390,10 +276,9 @@ def replay_is_free():
         wal = []
         for _ in range(5):
             before = counters(other, [])
-            for n in range(1, 101):
-                answer = one(session, "SELECT ours.debit_once(%s, %s, 1)", (account_of(n, ACCOUNTS), key_of(n)))
-                check("a replay's answer", answer, {"balance": BALANCE - n})
+            answers = [one(session, "SELECT ours.debit_once(%s, %s, 1)", (account_of(n, ACCOUNTS), key_of(n))) for n in range(1, 101)]
             after = counters(other, [])
+            check("answers of replays", answers, [{"balance": BALANCE - n} for n in range(1, 101)])
             check("transaction ids of replays", after[1] - before[1], 0)
             wal.append(after[0] - before[0])
         check("WAL bytes of 100 replays", min(wal), 0)
@@ -443,7 +328,7 @@ def strike(session, kind, number):
             thread.start()
         time.sleep(HOLD / 2)
         deadline = time.monotonic() + 10
-        while one(session, "SELECT count(*) FROM pg_locks WHERE NOT granted") == 0 or waiting(session) < WAITERS:
+        while waiting(session) < WAITERS:
             if time.monotonic() > deadline:
                 raise SystemExit(f"WRONG: of {WAITERS} connections {waiting(session)} wait for the key in flight")
             time.sleep(0.005)
@@ -475,9 +360,6 @@ def growth():
             load.join()
         with connect(name) as session:
             session.execute("VACUUM (ANALYZE)")
-            # Keys to be replayed, from all over the table.
-            session.execute("CREATE UNLOGGED TABLE bench.known AS SELECT account_id AS account, request_key AS key "
-                            f"FROM ours.request_result TABLESAMPLE BERNOULLI ({min(100, 1e7 / size)})")
             session.execute("CHECKPOINT")
             sizes[size] = {schema: one(session, f"""SELECT count(*), pg_table_size('{schema}.request_result'),
                 pg_relation_size('{schema}.request_result_pkey'), pg_indexes_size('{schema}.request_result')
@@ -486,25 +368,35 @@ def growth():
         say(f"{size:,} keys: {sum(sizes[size]['ours'][1::2]) / size:.0f} bytes a key; took {time.monotonic() - began:.0f} s")
     os.sync()
     took = {f"{kind}, full_page_writes {pages}": {str(size): [] for size in SIZES}
-            for kind in ("fresh", "floor", "replay") for pages in ("off", "on")}
+            for pages, kinds in (("off", ("fresh", "floor", "replay")), ("on", ("fresh", "floor"))) for kind in kinds}
     calls = min(CALLS, SIZES[0] // 5)  # so few that they do not make the smallest table a larger one
+    executed, sessions = collections.Counter(), {}
     with connect("postgres") as session:
         for pages in ("off", "on"):
             session.execute(f"ALTER SYSTEM SET full_page_writes = {pages}")
             session.execute("SELECT pg_reload_conf()")
             for number in range(COST_ROUNDS):
                 for name, size in rotated(list(zip(names, SIZES)), number):
-                    if size == SIZES[0]:
+                    if size == SIZES[0] and name in sessions:  # or it would not be the smallest for long
+                        sessions.pop(name).close()
                         renew("off", name)
-                        with connect(name) as small:
-                            small.execute("CREATE UNLOGGED TABLE bench.known AS SELECT account_id AS account, request_key AS key "
-                                          "FROM ours.request_result")
-                    for what, microseconds in measure_grown(name, calls).items():
+                        del executed[name]
+                    if name not in sessions:
+                        sessions[name] = settle_in(name, size, calls // 10)
+                        executed[name] += calls // 10
+                    # Replays write nothing, so that full_page_writes does not concern them.
+                    numbers = measure_grown(sessions[name], calls, replays=pages == "off")
+                    executed[name] += calls
+                    for what, microseconds in numbers.items():
                         took[f"{what}, full_page_writes {pages}"][str(size)].append(microseconds)
             say(f"with full_page_writes {pages}: " + "; ".join(
-                f"{what} " + ", ".join(f"{statistics.median(of):.1f}" for of in numbers.values()) + " µs"
+                f"{what.split(',')[0]} " + ", ".join(f"{statistics.median(of):.1f}" for of in numbers.values()) + " µs"
                 for what, numbers in took.items() if what.endswith(pages)))
-        for name in names:
+        for name, size in zip(names, SIZES):
+            with sessions.pop(name) as grown:
+                for schema in ("ours", "floor"):
+                    check(f"{name}: {schema}'s records", one(grown, f"SELECT count(*) FROM {schema}.request_result"),
+                          size + executed[name])
             session.execute(f"DROP DATABASE {name}")
     return {"sizes": {str(size): of for size, of in sizes.items()}, "took": took}
 
@@ -517,29 +409,37 @@ def grow(name, schema, size):
                    jsonb_build_object('balance', {BALANCE} - n) FROM generate_series({KNOWN} + 1, {size}) AS n""")
 
 
-def measure_grown(name, calls):
+def settle_in(name, size, calls):
+    """A session as a pool has it: it has planned, and has every page of the tables mapped into its memory."""
+    session = connect(name)
+    session.execute("SET max_parallel_workers_per_gather = 0")
+    for schema in ("ours", "floor"):
+        session.execute(f"SELECT count(cancelled) FROM {schema}.request_result")
+        session.execute("SET enable_seqscan = off")
+        session.execute(f"SELECT count(*) FROM {schema}.request_result WHERE account_id > 0")
+        session.execute(f"SELECT count(*) FROM {schema}.request_result WHERE operation > '' AND created_at > '-infinity'")
+        session.execute("RESET enable_seqscan")
+    # Keys to be replayed, from all over the table.
+    session.execute("CREATE TEMPORARY TABLE known AS SELECT account_id AS account, request_key AS key "
+                    f"FROM ours.request_result TABLESAMPLE BERNOULLI ({min(100, 1e7 / size)})")
+    new_calls(session, calls)
+    for procedure in WITHIN[:3]:
+        inside(session, procedure)
+    return session
+
+
+def measure_grown(session, calls, replays):
     """Microseconds, less those of the empty loop."""
-    with connect(name) as session:
-        new_calls(session, max(100, calls // 10))
-        for procedure in WITHIN[:3]:
-            inside(session, procedure)  # plans
-        new_calls(session, calls)
-        session.execute("CHECKPOINT")
-        nothing = inside(session, "nothing")
-        result = {"fresh": inside(session, "ours") - nothing, "floor": inside(session, "floor") - nothing}
+    new_calls(session, calls)
+    session.execute("CHECKPOINT")
+    nothing = inside(session, "nothing")
+    result = {"fresh": inside(session, "ours") - nothing, "floor": inside(session, "floor") - nothing}
+    if replays:
         session.execute("TRUNCATE bench.calls")
         session.execute("INSERT INTO bench.calls SELECT row_number() OVER (), account, key "
-                        f"FROM (SELECT * FROM bench.known ORDER BY random() LIMIT {calls}) AS known")
-        before = one(session, "SELECT count(*) FROM ours.request_result") if QUICK else None
+                        f"FROM (SELECT * FROM known ORDER BY random() LIMIT {calls}) AS known")
         result["replay"] = inside(session, "ours") - nothing
-        if QUICK:
-            check("records after replays", one(session, "SELECT count(*) FROM ours.request_result"), before)
-        return result
-
-
-class Many(Python):
-    def rate(self, kind, connections):
-        return super().rate("many", connections)
+    return result
 
 
 def batches():
@@ -576,7 +476,7 @@ def main():
         "batches": batches(),
         "growth": growth(),
     }
-    parameters = {"rounds": ROUNDS, "seconds": SECONDS, "calls": CALLS, "cost rounds": COST_ROUNDS, "storms": STORMS,
+    parameters = {"rounds": ROUNDS, "seconds": SECONDS, "calls": CALLS, "left calls": LEFT_CALLS, "cost rounds": COST_ROUNDS, "storms": STORMS,
                   "accounts": ACCOUNTS, "known": KNOWN, "known to DBOS": DBOS_KNOWN, "sizes": SIZES, "connections": CONNECTIONS,
                   "waiters": WAITERS, "hold": HOLD, "batch": BATCH}
     save("bench/results.json", {"machine": facts, "settings": SETTINGS, "parameters": parameters, "results": results})

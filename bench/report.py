@@ -102,7 +102,7 @@ def plot_cost(took):
 def plot_growth(grown):
     figure, axis = plt.subplots(figsize=(8, 3.2), layout="constrained")
     lines = (("fresh", "idempotency_record, fresh", "tab:blue", "-"), ("floor", "floor, fresh", "tab:gray", "-"),
-             ("replay", "idempotency_record, replay", "tab:blue", "--"))
+             ("replay", "idempotency_record, replay", "tab:cyan", "-"))
     for what, label, color, style in lines:
         numbers = grown["took"][f"{what}, full_page_writes off"]
         sizes = [int(size) for size in numbers]
@@ -110,6 +110,8 @@ def plot_growth(grown):
         axis.errorbar(sizes, [of["median"] for of in middles], color=color, linestyle=style, marker="o", markersize=4, capsize=3,
                       yerr=[[of["median"] - of["min"] for of in middles], [of["max"] - of["median"] for of in middles]], label=label)
     axis.set_xscale("log")
+    axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axis.xaxis.set_minor_locator(plt.NullLocator())
     axis.set_xlabel("keys in the table (logarithmic)")
     axis.set_ylabel("µs a call")
     axis.set_ylim(bottom=0)
@@ -125,9 +127,10 @@ def throughput_table(races):
 
 
 def ratio_table(races):
-    names = list(dict.fromkeys(name for rates in races.values() for name in rates))
-    rows = [[name, *(show(ratio(rates[name], rates["floor"]), "{:.2f}") if name in rates and "floor" in rates else ""
-                     for rates in races.values())] for name in names]
+    races = {what: rates for what, rates in races.items() if "floor" in rates}
+    names = list(next(iter(races.values())))
+    rows = [[f"`{name}`" if name == OURS else name, *(show(ratio(rates[name], rates["floor"]), "{:.2f}") for rates in races.values())]
+            for name in names]
     return table(["ratio to the floor", *races], rows)
 
 
@@ -209,17 +212,20 @@ All do the same: debit an account by 1 and keep a record of it, on one server, e
 columns, constraints, indexes and storage parameters. {parameters['accounts']:,} accounts; {parameters['known']:,} records are there at the start, and the server has their statistics. Keys are
 UUIDs at random.
 
-| | |
-|---|---|
-| floor | no idempotency: one PL/pgSQL function with one UPDATE of the account and one INSERT of the record |
-| `idempotency_record` | `SELECT debit_once(...)`, one statement that is its own transaction |
-| PL/pgSQL | the routine by hand: INSERT of a provisional record `ON CONFLICT DO NOTHING`, UPDATE of the account, UPDATE of the record; a repeat compares the request and gets the response |
-| client transaction | the same from the application: BEGIN, INSERT, SELECT of the balance `FOR NO KEY UPDATE`, UPDATE, UPDATE, COMMIT, each a round trip; a repeat is INSERT, SELECT and COMMIT |
-| DBOS Transact | a workflow whose id is the key, with one transaction step (`SQLAlchemyDatasource.transaction`, READ COMMITTED) that debits by one UPDATE ... RETURNING; system tables in the same database, its default driver (psycopg) and pools, statements logged from WARNING on, no Conductor, no OpenTelemetry, migrations beforehand. It does not compare requests. Executor threads and polling are as DBOS has them |
+- **floor**: no idempotency. One PL/pgSQL function with one UPDATE of the account and one INSERT of the record.
+- **`idempotency_record`**: `SELECT debit_once(...)`, one statement that is its own transaction.
+- **PL/pgSQL**: the routine by hand. INSERT of a provisional record `ON CONFLICT DO NOTHING`, UPDATE of the account, UPDATE of the record; a
+  repeat compares the request and gets the response.
+- **client transaction**: the same from the application. BEGIN, INSERT, SELECT of the balance `FOR NO KEY UPDATE`, UPDATE, UPDATE, COMMIT, each a
+  round trip; a repeat is BEGIN, INSERT, SELECT, COMMIT.
+- **DBOS Transact**: a workflow whose id is the key, with one step, a transaction (`SQLAlchemyDatasource.transaction`, `READ COMMITTED`) that debits by
+  one `UPDATE ... RETURNING`. Its system tables are in the same database, made beforehand; its driver and pools are its defaults (psycopg,
+  20 connections); log level WARNING, no Conductor, no OpenTelemetry. The workflow is called directly, in a process a connection, which was quicker
+  than threads of one process. Its records are its own, without the others' index for a purge, and it does not compare the request of a repeat.
 
 The first four are driven by `pgbench` with prepared statements over a Unix socket; those "from Python" by a process a connection with psycopg 3
 (statements prepared) or DBOS, so that neither the language nor its lock is what distinguishes DBOS from the others. In each round every
-contestant has a turn of {parameters['seconds']} s, in an order that changes from round to round; {parameters['rounds']} rounds. Each kind of work begins with a copy of the same database, in
+contestant has a turn of {parameters['seconds']} s, in an order that changes from round to round; rounds: {parameters['rounds']}. Each kind of work begins with a copy of the same database, in
 memory, after a checkpoint. Before any of it, all contestants were sent the same debits, each key twice, and computed the same balances; after
 each kind of work, every balance and the number of records were compared with what had been sent.
 
@@ -234,7 +240,7 @@ Replays are of the {parameters['known']:,} records at the start; DBOS replays {p
 ## Cost within the server
 
 Microseconds a call, without a client: a procedure calls {parameters['calls']:,} times and commits each time, with `synchronous_commit = off`, so that the disk is
-not what is measured. The cost of the loop itself, with its commits of nothing ({show(middle(results['cost']['fresh']['nothing']))} µs), is subtracted from all. {parameters['cost rounds']} rounds.
+not what is measured. The cost of the loop itself, with its commits of nothing ({show(middle(results['cost']['fresh']['nothing']))} µs), is subtracted from all. Rounds: {parameters['cost rounds']}.
 
 {cost_table(results['cost'])}
 ![Microseconds a call within the server, fresh and replay](performance-cost.svg)
@@ -242,7 +248,7 @@ not what is measured. The cost of the loop itself, with its commits of nothing (
 ## What a call leaves behind
 
 Of each call: bytes of WAL (`pg_current_wal_insert_lsn`), transaction ids, and row versions, by the server's counters; a row that is
-updated or deleted leaves a dead one. {parameters['calls']:,} calls, on pages that were changed before since the checkpoint.
+updated or deleted leaves a dead one. {parameters['left calls']:,} calls, on pages that were changed before since the checkpoint.
 
 {footprint_table(results['footprint'])}
 A replay of `idempotency_record` was looked at in a transaction: {free['WAL bytes']} bytes of WAL, no transaction id, and no lock but {' and '.join(free['locks'])}.
@@ -256,7 +262,8 @@ sent to the last of their answers; all of them got the first one's. {parameters[
 ## Growth
 
 Tables of different sizes in turn, within the server as above; new keys are UUIDs at random, replays are of keys from all over the table. `idempotency_record`
-and the floor, each with the same number of keys. The first change of a page after a checkpoint copies the page to the WAL. How many
+and the floor, each with the same number of keys. Each session has read the whole tables before, as one of a pool has in time: the first time that
+a session reads a page, mapping it into its memory costs as much as a replay. The first change of a page after a checkpoint copies the page to the WAL. How many
 calls pay for that depends on how often there are checkpoints, so it is measured without (`full_page_writes = off`), and as the worst case,
 right after a checkpoint, where in a large table nearly every call does.
 
