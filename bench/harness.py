@@ -186,7 +186,8 @@ def machine():
                                 f"on {run('findmnt', '--noheadings', '--output', 'FSTYPE', '--target', DIR)}",
         "kernel": f"{platform.system()} {platform.release()}",
         "server": run(BIN / "postgres", "--version"),
-        "extension": f"{os.environ.get('BUILD') or 'release'} build of commit " + run("git", "describe", "--always", "--dirty", "--abbrev=12"),
+        "extension": f"{os.environ.get('BUILD') or 'release'} build of commit "
+                     + run("git", "describe", "--always", "--dirty", "--abbrev=12"),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 

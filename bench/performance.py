@@ -20,9 +20,9 @@ import time
 
 import report
 from clients import BATCH, KINDS, account_of, key_of
-from contestant import (ACCOUNTS, BALANCE, CLIENT_PYTHON, CONTESTANTS, DBOS, DBOS_CALLS, DBOS_DEBITED, DBOS_KNOWN, DONE, FLOOR, KNOWN,
-                        OURS, SECONDS, SIZES, Many, Python)
-from harness import (ACCOUNT, DIR, KEY, QUICK, check, connect, copy, count_checks, machine, option, path_for, save, say, start)
+from contestant import (ACCOUNTS, BALANCE, CLIENT_PYTHON, CONTESTANTS, DBOS, DBOS_CALLS, DBOS_DEBITED, DBOS_KNOWN, DONE, FLOOR,
+                        KNOWN, OURS, SECONDS, SIZES, Many, Python)
+from harness import ACCOUNT, DIR, KEY, QUICK, check, connect, copy, count_checks, machine, option, path_for, save, say, start
 
 ROUNDS = option("ROUNDS", 5, 1)
 CALLS = option("CALLS", 5_000, 500)
@@ -37,9 +37,10 @@ SETTINGS = {
     "synchronous_commit": "on",  # off where it says so
     "full_page_writes": "on",
     "shared_buffers": os.environ.get("BUFFERS") or ("256MB" if QUICK else "8GB"),
-    # One checkpoint before each kind of work, and none in it: when it comes would be chance.
+    # One checkpoint before each kind of work, and none in it: when it comes would be chance. Only filling a table for
+    # `growth` writes more.
     "checkpoint_timeout": "1h",
-    "max_wal_size": "16GB",
+    "max_wal_size": "8GB",
     "min_wal_size": "2GB",
     # It would begin in some turns and not in others.
     "autovacuum": "off",
@@ -202,7 +203,8 @@ def cost():
         for other in sessions.values():
             other.close()
     for kind, names in took.items():
-        say(f"within the server, {kind}: " + ", ".join(f"{name} {statistics.median(of):.1f}" for name, of in names.items()) + " µs")
+        say(f"within the server, {kind}: "
+            + ", ".join(f"{name} {statistics.median(of):.1f}" for name, of in names.items()) + " µs")
     verify("within the server")
     same_balances("within the server", ["floor", "ours", "plpgsql"])
     return took
@@ -210,8 +212,9 @@ def cost():
 
 def counters(session, schemas):
     """WAL position, next transaction id, and row versions written so far."""
-    written = one(session, """SELECT coalesce(sum(n_tup_ins), 0)::bigint, coalesce(sum(n_tup_upd), 0)::bigint, coalesce(sum(n_tup_del), 0)::bigint
-        FROM pg_stat_user_tables WHERE schemaname = ANY (%s)""", (schemas,))
+    written = one(session, """
+        SELECT coalesce(sum(n_tup_ins), 0)::bigint, coalesce(sum(n_tup_upd), 0)::bigint, coalesce(sum(n_tup_del), 0)::bigint
+          FROM pg_stat_user_tables WHERE schemaname = ANY (%s)""", (schemas,))
     return (one(session, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"),
             one(session, "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"), *written)
 
@@ -276,7 +279,8 @@ def replay_is_free():
         wal = []
         for _ in range(5):
             before = counters(other, [])
-            answers = [one(session, "SELECT ours.debit_once(%s, %s, 1)", (account_of(n, ACCOUNTS), key_of(n))) for n in range(1, 101)]
+            answers = [one(session, "SELECT ours.debit_once(%s, %s, 1)", (account_of(n, ACCOUNTS), key_of(n)))
+                       for n in range(1, 101)]
             after = counters(other, [])
             check("answers of replays", answers, [{"balance": BALANCE - n} for n in range(1, 101)])
             check("transaction ids of replays", after[1] - before[1], 0)
@@ -476,8 +480,8 @@ def main():
         "batches": batches(),
         "growth": growth(),
     }
-    parameters = {"rounds": ROUNDS, "seconds": SECONDS, "calls": CALLS, "left calls": LEFT_CALLS, "cost rounds": COST_ROUNDS, "storms": STORMS,
-                  "accounts": ACCOUNTS, "known": KNOWN, "known to DBOS": DBOS_KNOWN, "sizes": SIZES, "connections": CONNECTIONS,
+    parameters = {"rounds": ROUNDS, "seconds": SECONDS, "calls": CALLS, "left calls": LEFT_CALLS, "cost rounds": COST_ROUNDS,
+                  "storms": STORMS, "accounts": ACCOUNTS, "known": KNOWN, "known to DBOS": DBOS_KNOWN, "sizes": SIZES, "connections": CONNECTIONS,
                   "waiters": WAITERS, "hold": HOLD, "batch": BATCH}
     save("bench/results.json", {"machine": facts, "settings": SETTINGS, "parameters": parameters, "results": results})
     report.write(results, facts, SETTINGS, parameters)

@@ -4,7 +4,8 @@ import numpy as np
 
 from harness import ROOT, middle, path_for, plt, save_plot, show, table
 
-NAMES = {"floor": "floor", "ours": "`idempotency_record`", "plpgsql": "PL/pgSQL", "client": "client transaction", "app": "DBOS Transact"}
+NAMES = {"floor": "floor", "ours": "`idempotency_record`", "plpgsql": "PL/pgSQL", "client": "client transaction",
+         "app": "DBOS Transact"}
 COLORS = {"floor": "tab:gray", "idempotency_record": "tab:blue", "PL/pgSQL": "tab:orange", "client transaction": "tab:green",
           "idempotency_record from Python": "lightskyblue", "client transaction from Python": "lightgreen",
           "DBOS Transact from Python": "tab:purple"}
@@ -107,8 +108,9 @@ def plot_growth(grown):
         numbers = grown["took"][f"{what}, full_page_writes off"]
         sizes = [int(size) for size in numbers]
         middles = [middle(of) for of in numbers.values()]
-        axis.errorbar(sizes, [of["median"] for of in middles], color=color, linestyle=style, marker="o", markersize=4, capsize=3,
-                      yerr=[[of["median"] - of["min"] for of in middles], [of["max"] - of["median"] for of in middles]], label=label)
+        medians = [of["median"] for of in middles]
+        spread = [[of["median"] - of["min"] for of in middles], [of["max"] - of["median"] for of in middles]]
+        axis.errorbar(sizes, medians, yerr=spread, color=color, linestyle=style, marker="o", markersize=4, capsize=3, label=label)
     axis.set_xscale("log")
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axis.xaxis.set_minor_locator(plt.NullLocator())
@@ -129,8 +131,8 @@ def throughput_table(races):
 def ratio_table(races):
     races = {what: rates for what, rates in races.items() if "floor" in rates}
     names = list(next(iter(races.values())))
-    rows = [[f"`{name}`" if name == OURS else name, *(show(ratio(rates[name], rates["floor"]), "{:.2f}") for rates in races.values())]
-            for name in names]
+    rows = [[f"`{name}`" if name == OURS else name,
+             *(show(ratio(rates[name], rates["floor"]), "{:.2f}") for rates in races.values())] for name in names]
     return table(["ratio to the floor", *races], rows)
 
 
@@ -196,6 +198,8 @@ def write(results, facts, settings, parameters):
     where = f"\n## Where the time goes\n\n{profile.read_text().strip()}\n" if profile.exists() else ""
     free = results["replay is free"]
     races = results["throughput"]
+    reached = table(["ratio", "reached", "goal", ""],
+                    [[what, show(numbers, "{:,.2f}"), goal, enough] for what, numbers, goal, enough in goals(results)])
     text = f"""# Performance, measured
 
 Made by `make bench` (`bench/performance.py`), in one run on one machine; not to be edited by hand. Another machine has other times;
@@ -203,7 +207,7 @@ the ratios are what to look at. `make bench` measures yours, and `bench/results.
 
 ## Goals
 
-{table(["ratio", "reached", "goal", ""], [[what, show(numbers, "{:,.2f}"), goal, reached] for what, numbers, goal, reached in goals(results)])}
+{reached}
 Median, and in brackets the least and the greatest of the rounds; a ratio is one of two turns in the same round.
 
 ## What is compared
