@@ -32,9 +32,13 @@ test-client: ## tests/*.rs and chaos/tests, programs with clusters of their own
 	@tools/test.sh client
 test-upgrade: ## pg_upgrade to the newest of the majors from each of the others
 	@tools/test.sh upgrade
+test-bench: ## that the contestants of `make bench` compute the same, in a short run of it
+	@tools/test.sh bench
 chaos: ## clients that retry while everything breaks: REQUESTS=1000000 FAULTS=1000 SEED=1 (see tools/chaos.sh)
 	@tools/chaos.sh
 
+bench: ## this extension beside what one would use instead: docs/performance.md; half an hour, QUICK=1 for a smoke run
+	@tools/bench.sh performance
 bench-purge: ## what a purge costs, and what it costs the debits meanwhile: docs/purge.md; QUICK=1 for a smoke run
 	@tools/bench.sh purge
 
@@ -51,4 +55,4 @@ package: ## release build as a tree to copy to a server: PG_CONFIG=...
 clean: ## remove this clone's builds, servers and `make try`
 	@tools/build.sh clean
 
-.PHONY: help setup try psql stop test test-unit test-pg test-regress test-isolation test-client test-upgrade chaos bench-purge format lint install package clean
+.PHONY: help setup try psql stop test test-unit test-pg test-regress test-isolation test-client test-upgrade test-bench chaos bench bench-purge format lint install package clean

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -57,6 +58,42 @@ def connect(database, **options):
     return psycopg.connect(host=str(DIR), user="postgres", dbname=database, autocommit=True, **options)
 
 
+def copy(template, database):
+    """A new copy of a database that nobody is connected to, in memory and on disk."""
+    with connect("postgres") as session:
+        strategy = "STRATEGY file_copy" if session.info.server_version >= 150000 else ""  # before, there was no other
+        session.execute(f"DROP DATABASE IF EXISTS {database}")
+        session.execute(f"CREATE DATABASE {database} TEMPLATE {template} {strategy}")
+    with connect(database) as session:
+        session.execute("CREATE EXTENSION IF NOT EXISTS pg_prewarm")
+        session.execute("SELECT pg_prewarm(c.oid) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+                        "WHERE n.nspname !~ '^(pg_|information_schema)' AND c.relkind IN ('r', 'i')")
+        session.execute("CHECKPOINT")
+    os.sync()
+
+
+# The key and the account of record n are known without a look, for the replays. A key looks like a UUID, of version 4.
+KEY = "overlay(md5(({n})::text) PLACING '4' FROM 13)::uuid::text"
+ACCOUNT = "({n} * 7919) % {accounts} + 1"
+
+
+def pgbench(database, *arguments):
+    """The command that runs pgbench on this database."""
+    return [BIN / "pgbench", "-h", DIR, "-U", "postgres", "--no-vacuum", "--protocol=prepared", *arguments, database]
+
+
+def throughput(database, script, connections, *limit):
+    """Runs the script over and over, and returns how often, and how often a second. `limit` says when pgbench ends."""
+    path = DIR / "script.sql"
+    path.write_text(script)
+    arguments = [f"--client={connections}", f"--jobs={min(connections, os.cpu_count() or 1)}", f"--file={path}", *limit]
+    done = subprocess.run(pgbench(database, *arguments), capture_output=True, text=True)
+    count = re.search(r"number of transactions actually processed: (\d+)", done.stdout)
+    if done.returncode != 0 or not count or re.search(r"number of failed transactions: [1-9]", done.stdout):
+        raise RuntimeError(f"pgbench failed:\n{done.stdout}{done.stderr}")
+    return int(count[1]), float(re.search(r"tps = ([\d.]+) \(without initial connection time\)", done.stdout)[1])
+
+
 class Load:
     """pgbench with these scripts, in a process of its own, until it is stopped.
 
@@ -66,14 +103,13 @@ class Load:
 
     def __init__(self, database, scripts, connections, rate=None):
         self.prefix = DIR / f"load-{time.monotonic_ns()}"
-        arguments = ["--no-vacuum", "--protocol=prepared", f"--client={connections}", "--time=86400", "--log",
-                     f"--log-prefix={self.prefix}", *([f"--rate={rate}"] if rate else [])]
+        arguments = [f"--client={connections}", "--time=86400", "--log", f"--log-prefix={self.prefix}",
+                     *([f"--rate={rate}"] if rate else [])]
         for number, (text, weight) in enumerate(scripts):
             path = DIR / f"script-{number}.sql"
             path.write_text(text)
             arguments.append(f"--file={path}@{weight}")
-        self.process = subprocess.Popen([BIN / "pgbench", "-h", DIR, "-U", "postgres", *arguments, database],
-                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = subprocess.Popen(pgbench(database, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def stop(self):
         """Its transactions: begin and end in seconds since the epoch, latency in ms, number of the script."""
@@ -85,6 +121,23 @@ class Load:
         log = np.concatenate([np.loadtxt(name, usecols=range(6), ndmin=2) for name in glob.glob(f"{self.prefix}.*")])
         end = log[:, 4] + log[:, 5] / 1e6
         return {"begin": end - log[:, 2] / 1e6, "end": end, "latency": log[:, 2] / 1e3, "script": log[:, 3].astype(int)}
+
+
+# ---- checks ------------------------------------------------------------------------------------------------------
+CHECKS = 0
+
+
+def check(what, found, expected):
+    """Ends the program, with an error, where the work was not done right."""
+    global CHECKS
+    if found != expected:
+        raise SystemExit(f"WRONG: {what}: {found}, not {expected}")
+    CHECKS += 1
+
+
+def count_checks():
+    """For tools/test.sh."""
+    print(f"checks: {CHECKS} passed")
 
 
 # ---- numbers -----------------------------------------------------------------------------------------------------
@@ -133,7 +186,8 @@ def machine():
                                 f"on {run('findmnt', '--noheadings', '--output', 'FSTYPE', '--target', DIR)}",
         "kernel": f"{platform.system()} {platform.release()}",
         "server": run(BIN / "postgres", "--version"),
-        "extension": "release build of commit " + run("git", "describe", "--always", "--dirty", "--abbrev=12"),
+        "extension": f"{os.environ.get('BUILD') or 'release'} build of commit "
+                     + run("git", "describe", "--always", "--dirty", "--abbrev=12"),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 

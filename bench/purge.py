@@ -18,8 +18,8 @@ import time
 import numpy as np
 import psutil
 
-from harness import (QUICK, Load, connect, machine, middle, option, path_for, percentiles, plt, save, save_plot, say, show,
-                     start, table)
+from harness import (ACCOUNT, KEY, QUICK, Load, check, connect, copy, machine, middle, option, path_for, percentiles, plt, save,
+                     save_plot, say, show, start, table)
 
 KEYS = option("KEYS", 2_000_000, 100_000)
 EXPIRED = KEYS // 2
@@ -47,13 +47,8 @@ SETTINGS = {
     "autovacuum": "off",
 }
 
-# The keys and the account of record n are known without a look, for the replays. A key looks like a UUID, of version 4.
-KEY = "overlay(md5(({n})::text) PLACING '4' FROM 13)::uuid::text"
-ACCOUNT = "({n} * 7919) % {accounts} + 1"
-
 FILL = f"""
 CREATE EXTENSION idempotency_record;
-CREATE EXTENSION pg_prewarm;
 INSERT INTO account SELECT n, {BALANCE} FROM generate_series(1, {ACCOUNTS}) AS n;
 -- The foreign key is true, and checking it takes longer than the rest.
 SET session_replication_role = replica;
@@ -102,23 +97,6 @@ class Delete:
         return session.execute(f"DELETE FROM request_result WHERE created_at < {CUTOFF}").rowcount
 
 
-def check(what, found, expected):
-    if found != expected:
-        raise SystemExit(f"WRONG: {what}: {found}, not {expected}")
-
-
-def copy():
-    """A new copy of the filled database, in memory and on disk."""
-    with connect("postgres") as session:
-        session.execute("DROP DATABASE IF EXISTS bench")
-        session.execute("CREATE DATABASE bench TEMPLATE filled STRATEGY file_copy")
-    with connect("bench") as session:
-        session.execute("SELECT pg_prewarm(c.oid) FROM pg_class AS c WHERE c.relnamespace = 'public'::regnamespace "
-                        "AND c.relkind IN ('r', 'i')")
-        session.execute("CHECKPOINT")
-    os.sync()
-
-
 def wait_for_peace():
     """Waits a while for others to leave the processors alone. What they use, in per cent: nothing of ours runs now."""
     for _ in range(max(1, PATIENCE)):
@@ -129,7 +107,7 @@ def wait_for_peace():
 
 
 def measure(contestant):
-    copy()
+    copy("filled", "bench")
     busy = wait_for_peace()
     load = Load("bench", SCRIPTS, CONNECTIONS, RATE)
     with connect("bench") as session, connect("bench") as old:
@@ -188,7 +166,7 @@ def series(log, begin):
 
 def capacity():
     """Debits a second without a limit of the rate."""
-    copy()
+    copy("filled", "bench")
     load = Load("bench", SCRIPTS, CONNECTIONS)
     time.sleep(2 if QUICK else 10)
     log = load.stop()

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # A benchmark of bench/, on a throw-away server of its own that has a release build.
 #
-#   bench.sh purge     see bench/purge.py
+#   bench.sh performance     see bench/performance.py
+#   bench.sh purge           see bench/purge.py
 #
 #   QUICK=1            a smoke run: smaller numbers, which mean nothing; its files go to target/bench
+#   BUILD=debug        the build of the tests, in their server, instead of a release build: for a smoke run
 #   NAME=VALUE ...     what else a benchmark can be told is in its file
 DEFAULT_PG=18
 # shellcheck source=tools/build.sh
@@ -15,7 +17,10 @@ install_libraries() {
     [ ! -d "$LIBRARIES" ] || return 0
     say "installing what bench/requirements.txt names"
     python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --require-hashes --no-deps --only-binary=:all: \
-        --target "$LIBRARIES.$$" -r bench/requirements.txt || die "they could not be installed; Python 3.11 or newer is needed"
+        --target "$LIBRARIES.$$" -r bench/requirements.txt || {
+        echo "error: they could not be installed; Python 3.11 or newer is needed, and access to PyPI" >&2
+        exit 77 # as tests do that cannot run
+    }
     mv -T "$LIBRARIES.$$" "$LIBRARIES"
 }
 
@@ -36,13 +41,21 @@ build_release() {
         { tail -n 50 "$log" >&2; die "the build failed"; }
 }
 
-[ -e "bench/${1:-}.py" ] || die "usage: bench.sh purge"
+case ${1:-} in performance | purge) ;; *) die "usage: bench.sh performance | purge" ;; esac
 [[ $MAJORS != *" "* ]] || die "one major at a time: PG=18"
 OUTPUT=$TARGET/bench
 mkdir -p "$OUTPUT"
 setup
 install_libraries
-build_release
+case ${BUILD:=release} in
+release) build_release ;;
+debug)
+    SERVER=$(clone_pg_config "$MAJORS")
+    build_and_install "$MAJORS" >"$OUTPUT/build.log" 2>&1 || { tail -n 50 "$OUTPUT/build.log" >&2; die "the build failed"; }
+    ;;
+*) die "no such build: $BUILD" ;;
+esac
+export BUILD
 
 DIR=$(mktemp -d "${TMPDIR:-/tmp}/ir.XXXXXX")
 PGBIN=$("$SERVER" --bindir)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests, a rung a line, on every major that is asked for (PG="14 18", default all; or PG_CONFIG).
 #
-#   test.sh [unit] [pg] [regress] [isolation] [client] [upgrade]      default: all of them
+#   test.sh [unit] [pg] [regress] [isolation] [client] [upgrade] [bench]      default: all of them
 #
 #   unit       plain #[test]s under src/, no server; once, built for the newest major
 #   pg         #[pg_test]s, inside a server
@@ -9,6 +9,7 @@
 #   isolation  tests/isolation: several sessions, run by PostgreSQL's own pg_isolation_regress
 #   client     tests/*.rs and chaos/tests: programs that start clusters of their own (see tests/cluster.rs)
 #   upgrade    tests/pg_upgrade.rs: pg_upgrade to the newest of these majors from each of the others; once
+#   bench      a short run of bench/performance.py, that all contestants compute the same; once, on the newest of these majors
 #
 # Full logs are in target/test-log. The last line is the sum: N passed, N failed, N skipped.
 # shellcheck source=tools/build.sh
@@ -195,10 +196,28 @@ upgrade() {
         TMPDIR=$WORK/t cargo_rung "$1" upgrade timeout $LIMIT cargo test -p client_tests --test pg_upgrade
 }
 
+# Its checks count as tests. No time is asserted.
+bench() {
+    build "$1" || return 0
+    local log=$LOGS/$1-bench.log status=0 passed failed=0
+    STARTED=$SECONDS
+    : >"$log"
+    logged "$log" env PG="$1" QUICK=1 BUILD=debug TMPDIR="$WORK" timeout $LIMIT tools/bench.sh performance || status=$?
+    if [ $status = 77 ]; then # not where its packages cannot be had
+        SKIPPED=$((SKIPPED + 1))
+        printf 'PostgreSQL %-3s %-10s skipped: the packages of bench/requirements.txt could not be had\n' "$1" bench
+        return 0
+    fi
+    if [ $status = 124 ]; then echo "stopped after $LIMIT s" >>"$log"; fi
+    if [ $status != 0 ]; then failed=1; fi
+    passed=$(sed -n 's/^checks: \([0-9]*\) passed$/\1/p' "$log")
+    report "$1" bench "${passed:-0}" "$failed" 0 "$log"
+}
+
 mkdir -p "$LOGS"
-rungs=" ${*:-unit pg regress isolation client upgrade} "
+rungs=" ${*:-unit pg regress isolation client upgrade bench} "
 for rung in $rungs; do
-    case $rung in unit | pg | regress | isolation | client | upgrade) ;; *) die "no such rung: $rung" ;; esac
+    case $rung in unit | pg | regress | isolation | client | upgrade | bench) ;; *) die "no such rung: $rung" ;; esac
 done
 if [[ $rungs = *" client "* ]]; then setup install_pgbouncer install_pg_cron; else setup; fi
 newest=${MAJORS##* }
@@ -214,5 +233,6 @@ for major in $MAJORS; do
     save_seed
 done
 if [[ $rungs = *" upgrade "* ]]; then upgrade "$newest"; fi
+if [[ $rungs = *" bench "* ]]; then bench "$newest"; fi
 echo "$PASSED passed, $FAILED failed, $SKIPPED skipped"
 [ "$FAILED" = 0 ]
