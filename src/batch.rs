@@ -244,7 +244,8 @@ impl Batch {
         let mut answered = vec![false; self.answers.len()];
         for at in 0..usize::try_from(found.len()).unwrap_or(0) {
             let ordinal = found.get::<i64>(at, 6)?.and_then(|ordinal| usize::try_from(ordinal - 1).ok());
-            let Some((element, saved)) = ordinal.and_then(|ordinal| keyed.get(ordinal)).zip(request::saved(&found, at)?)
+            let Some((element, saved)) =
+                ordinal.and_then(|ordinal| keyed.get(ordinal)).zip(request::saved(&found, at)?)
             else {
                 return Err(Error::ForeignTable);
             };
@@ -326,9 +327,12 @@ impl Batch {
         }
         for &(at, record, replayed) in &decided.answered {
             let Some(response) = responses.get(record).copied().flatten() else {
-                return Err(decided.records.get(record).map_or(Ok(Error::WriteSuppressed(request::TABLE)), |record| {
-                    Identity { account: record.account, operation, key: record.key }.not_saved(connected)
-                })?);
+                return Err(decided
+                    .records
+                    .get(record)
+                    .map_or(Ok(Error::WriteSuppressed(request::TABLE)), |record| {
+                        Identity { account: record.account, operation, key: record.key }.not_saved(connected)
+                    })?);
             };
             self.answers[at] = Answer::Response { response, replayed };
         }

@@ -56,7 +56,6 @@ impl Handler {
         check_handler(connected, self.function)?;
         self.function.call(connected, account, self.parameters).ok_or(Error::NullResponse)
     }
-
 }
 
 impl Operation for Handler {

@@ -122,7 +122,9 @@ impl Generator {
 type Answer = (i64, Option<String>, bool, Option<String>, Option<String>);
 
 fn answers(client: &mut Client, function: &str, batch: &Batch) -> Vec<Answer> {
-    let sql = format!("SELECT ordinal, response::text, replayed, code, message FROM {function} AS answer (ordinal, response, replayed, code, message)");
+    let sql = format!(
+        "SELECT ordinal, response::text, replayed, code, message FROM {function} AS answer (ordinal, response, replayed, code, message)"
+    );
     let rows = client
         .query(&sql, &[&batch.accounts, &batch.keys, &batch.amounts])
         .unwrap_or_else(|error| panic!("{function}: {error:?}"));
@@ -418,8 +420,18 @@ fn what_the_server_or_a_trigger_raises_fails_the_whole_batch_and_leaves_nothing(
             "request_result",
             "INSERT",
             &[
-                "raise", "suppress", "key", "taken", "account", "operation", "request", "response", "fingerprint",
-                "cancelled", "nested", "same",
+                "raise",
+                "suppress",
+                "key",
+                "taken",
+                "account",
+                "operation",
+                "request",
+                "response",
+                "fingerprint",
+                "cancelled",
+                "nested",
+                "same",
             ],
         ),
     ];

@@ -176,12 +176,9 @@ macro_rules! array {
 
 array!(JsonbArray, Jsonb, Layout::varlena(pg_sys::JSONBOID), Jsonb);
 array!(TextArray, Text, Layout::varlena(pg_sys::TEXTOID), Text);
-array!(
-    Int8Array,
-    i64,
-    Layout { of_type: pg_sys::INT8OID, length: 8, by_value: true, alignment: b'd' },
-    |element| element.value() as i64
-);
+array!(Int8Array, i64, Layout { of_type: pg_sys::INT8OID, length: 8, by_value: true, alignment: b'd' }, |element| {
+    element.value() as i64
+});
 
 impl TextArray {
     /// How many elements it has; `None` for more than one dimension.
