@@ -293,7 +293,7 @@ impl Batch {
         // In the order of the primary key, where neighbours are together.
         let mut order: Vec<(&(i64, Vec<u8>), &Record)> =
             by_key.iter().filter_map(|(key, &at)| Some((key, decided.records.get(at)?))).collect();
-        order.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        order.sort_unstable_by_key(|(key, _)| *key);
         let records = order.iter().map(|(_, record)| *record);
         let fingerprints: Option<Vec<Option<Vec<u8>>>> = records
             .clone()
