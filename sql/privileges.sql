@@ -29,6 +29,12 @@ COMMENT ON FUNCTION credit_once_outcome(bigint, text, bigint) IS
 REVOKE ALL ON FUNCTION credit_once_outcome(bigint, text, bigint, timestamptz) FROM PUBLIC;
 COMMENT ON FUNCTION credit_once_outcome(bigint, text, bigint, timestamptz) IS
     'As credit_once_outcome without a date; p_first_sent is when the client first sent the request, by its own clock. If there is no record, and records as old as that were purged, the call is refused: it may have been executed.';
+REVOKE ALL ON FUNCTION debit_batch_once(bigint[], text[], bigint[]) FROM PUBLIC;
+COMMENT ON FUNCTION debit_batch_once(bigint[], text[], bigint[]) IS
+    'Debits once for each key, as debit_once would one after the other, and returns a row for each element, in their order: the response and whether it is a replay, or SQLSTATE and message of its refusal. The caller needs EXECUTE.';
+REVOKE ALL ON FUNCTION credit_batch_once(bigint[], text[], bigint[]) FROM PUBLIC;
+COMMENT ON FUNCTION credit_batch_once(bigint[], text[], bigint[]) IS
+    'Credits once for each key, as credit_once would one after the other, and returns a row for each element, in their order: the response and whether it is a replay, or SQLSTATE and message of its refusal. The caller needs EXECUTE.';
 -- Whoever executes it chooses what becomes the record of any operation that is not built in.
 REVOKE ALL ON FUNCTION run_once(bigint, text, text, jsonb, regprocedure) FROM PUBLIC;
 COMMENT ON FUNCTION run_once(bigint, text, text, jsonb, regprocedure) IS

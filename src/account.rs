@@ -1,5 +1,7 @@
 //! The account that a request or message is about: its lock, and whether its balance allows a change.
 
+use std::collections::{BTreeMap, HashSet};
+
 use pgrx::spi::SpiClient;
 
 use crate::error::Error;
@@ -51,7 +53,69 @@ pub fn check_exists(connected: &SpiClient<'_>, account: i64) -> Result<(), Error
 
 /// Whether the balance does not allow the change. Where it does not fit a bigint, the claim raises 22003.
 pub fn is_insufficient(connected: &SpiClient<'_>, account: i64, change: i64) -> Result<bool, Error> {
-    Ok(find_balance(connected, account)?.checked_add(change).is_some_and(|after| after < 0))
+    Ok(matches!(after(find_balance(connected, account)?, change), Ok(None)))
+}
+
+/// The balance after a change; `None` if it does not suffice.
+pub fn after(balance: i64, change: i64) -> Result<Option<i64>, Error> {
+    let after = balance.checked_add(change).ok_or(Error::OutOfRange)?;
+    Ok((after >= 0).then_some(after))
+}
+
+/// The balance of a locked account.
+pub struct Balance {
+    /// When it was locked.
+    before: i64,
+    /// With what was decided since.
+    pub now: i64,
+}
+
+/// Those of the accounts that the caller may use, as [`check_visible`].
+pub fn find_visible(connected: &SpiClient<'_>, accounts: Vec<i64>) -> Result<HashSet<i64>, Error> {
+    let found = statement::FIND_ACCOUNTS.run(connected, &[accounts.into()])?;
+    (0..usize::try_from(found.len()).unwrap_or(0)).filter_map(|row| found.get(row, 1).transpose()).collect()
+}
+
+/// Locks the accounts until the end of the transaction, in ascending order, so that two callers do not deadlock. Those that
+/// do not exist, or cannot be locked, are not in the result; one that is created meanwhile does not exist yet.
+pub fn lock_all(connected: &SpiClient<'_>, accounts: Vec<i64>) -> Result<BTreeMap<i64, Balance>, Error> {
+    let locked = statement::LOCK_BALANCES.run(connected, &[accounts.into()])?;
+    let mut balances = BTreeMap::new();
+    for row in 0..usize::try_from(locked.len()).unwrap_or(0) {
+        if let (Some(account), Some(balance)) = (locked.get(row, 1)?, locked.get(row, 2)?) {
+            balances.insert(account, Balance { before: balance, now: balance });
+        }
+    }
+    Ok(balances)
+}
+
+/// Writes the new balances of locked accounts, one version of a row each.
+pub fn change_all(connected: &SpiClient<'_>, balances: &BTreeMap<i64, Balance>) -> Result<(), Error> {
+    let changed: Vec<(i64, i64)> = balances
+        .iter()
+        .filter(|(_, balance)| balance.now != balance.before)
+        .map(|(&account, balance)| Ok((account, balance.now.checked_sub(balance.before).ok_or(Error::OutOfRange)?)))
+        .collect::<Result<_, Error>>()?;
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let expected = changed.len();
+    let (accounts, deltas): (Vec<i64>, Vec<i64>) = changed.into_iter().unzip();
+    let written = statement::CHANGE_BALANCES.run(connected, &[accounts.into(), deltas.into()])?;
+    let as_decided = |row| {
+        let written: Option<(i64, i64)> = written.get(row, 1)?.zip(written.get(row, 2)?);
+        let decided = written.and_then(|(account, balance)| Some((balances.get(&account)?, balance)));
+        Ok::<_, Error>(decided.is_some_and(|(decided, balance)| decided.now == balance))
+    };
+    if usize::try_from(written.len()) != Ok(expected) {
+        return Err(Error::WriteSuppressed("account"));
+    }
+    for row in 0..expected {
+        if !as_decided(row)? {
+            return Err(Error::WriteSuppressed("account"));
+        }
+    }
+    Ok(())
 }
 
 /// Changes the balance of an account that is locked. `None` if it does not suffice.

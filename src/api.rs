@@ -10,9 +10,9 @@ use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
 use crate::error::Error;
-use crate::raw::{self, Call, Int8Array, Jsonb, JsonbArray, Procedure, Row, Text, UuidArray};
+use crate::raw::{self, Call, Int8Array, Jsonb, JsonbArray, Procedure, Row, Text, TextArray, UuidArray};
 use crate::request::Outcome;
-use crate::{balance, cancel, fingerprint, keep, message, purge, request, run, setting, worker};
+use crate::{balance, batch, cancel, fingerprint, keep, message, purge, request, run, setting, worker};
 
 /// Debits an account once for each key.
 ///
@@ -32,6 +32,53 @@ fn debit_once(p_account: Option<i64>, p_key: Option<Text>, p_amount: Option<i64>
 #[pg_extern(volatile, parallel_unsafe)]
 fn credit_once(p_account: Option<i64>, p_key: Option<Text>, p_amount: Option<i64>) -> Result<Jsonb, ErrorReport> {
     Ok(balance::credit(p_account, p_key, p_amount, None)?.response)
+}
+
+/// A function that returns a row for each element of a batch, as `outcome` below.
+macro_rules! batch {
+    ($(#[$attribute:meta])* fn $function:ident $arguments:tt -> $body:expr) => {
+        $(#[$attribute])*
+        fn $function $arguments -> Result<
+            TableIterator<
+                'static,
+                (
+                    name!(ordinal, i64),
+                    name!(response, Option<Jsonb>),
+                    name!(replayed, bool),
+                    name!(sqlstate, Option<String>),
+                    name!(message, Option<String>),
+                ),
+            >,
+            ErrorReport,
+        > {
+            Ok(TableIterator::new($body?))
+        }
+    };
+}
+
+batch! {
+    /// Debits once for each key, as [`debit_once`] would one after the other: a row for each element, in their order, with the
+    /// response, or with SQLSTATE and message of what it alone is refused for.
+    ///
+    /// # Errors
+    /// 22023 for arrays that are NULL, of unequal length or of more than one dimension; 54000 for more than 100,000 elements;
+    /// 40001 when only a new transaction can tell; what the server raises. None of them leaves anything behind.
+    #[pg_extern(volatile, parallel_unsafe)]
+    fn debit_batch_once(
+        p_accounts: Option<Int8Array>,
+        p_keys: Option<TextArray>,
+        p_amounts: Option<Int8Array>,
+    ) -> batch::debit(p_accounts, p_keys, p_amounts)
+}
+
+batch! {
+    /// Credits once for each key, as [`debit_batch_once`] debits.
+    #[pg_extern(volatile, parallel_unsafe)]
+    fn credit_batch_once(
+        p_accounts: Option<Int8Array>,
+        p_keys: Option<TextArray>,
+        p_amounts: Option<Int8Array>,
+    ) -> batch::credit(p_accounts, p_keys, p_amounts)
 }
 
 /// Runs a handler `(bigint, jsonb) RETURNS jsonb` once for each key, with the caller's own rights, and returns what it

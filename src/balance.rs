@@ -2,6 +2,7 @@
 
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::spi::SpiClient;
+use serde::Serialize;
 
 use crate::account;
 use crate::error::Error;
@@ -15,6 +16,31 @@ pub const DEBIT: &str = "debit:v1";
 /// The contract of [`credit`].
 pub const CREDIT: &str = "credit:v1";
 
+/// The request as it is stored and compared, where it is wanted as JSON.
+#[derive(Serialize)]
+struct Amount {
+    amount: i64,
+}
+
+/// A change as accepted.
+pub struct Accepted {
+    /// Whose balance changes.
+    pub account: i64,
+    /// `None` where the client sends none yet, and need not.
+    pub key: Option<Text>,
+    /// How much, above zero.
+    pub amount: i64,
+}
+
+/// Which way the money goes.
+#[derive(Clone, Copy)]
+pub enum Direction {
+    /// From the account.
+    Debit,
+    /// To the account.
+    Credit,
+}
+
 struct Change {
     by: i64,
 }
@@ -26,7 +52,7 @@ pub fn debit(
     amount: Option<i64>,
     first_sent: Option<TimestampWithTimeZone>,
 ) -> Result<Outcome, Error> {
-    change(account, DEBIT, key, amount, first_sent, |amount| -amount)
+    change(Direction::Debit, account, key, amount, first_sent)
 }
 
 /// Credits the account, see [`crate::api`].
@@ -36,24 +62,53 @@ pub fn credit(
     amount: Option<i64>,
     first_sent: Option<TimestampWithTimeZone>,
 ) -> Result<Outcome, Error> {
-    change(account, CREDIT, key, amount, first_sent, |amount| amount)
+    change(Direction::Credit, account, key, amount, first_sent)
 }
 
 fn change(
+    direction: Direction,
     account: Option<i64>,
-    operation: &str,
     key: Option<Text>,
     amount: Option<i64>,
     first_sent: Option<TimestampWithTimeZone>,
-    signed: fn(i64) -> i64,
 ) -> Result<Outcome, Error> {
+    let Accepted { account, key, amount } = accept(account, key, amount)?;
+    let parameters = Jsonb::of_integer("amount", amount);
+    let change = Change { by: direction.signed(amount) };
+    request::execute_once(account, direction.operation(), key, first_sent, parameters, &change)
+}
+
+/// The arguments of a change, checked.
+pub fn accept(account: Option<i64>, key: Option<Text>, amount: Option<i64>) -> Result<Accepted, Error> {
     let Some(amount @ 1..) = amount else {
         return Err(Error::KeyAndAmountRequired);
     };
     let key = request::accept_key(key, Error::KeyAndAmountRequired)?;
     let account = account.ok_or(Error::Required("account"))?;
-    let parameters = Jsonb::of_integer("amount", amount);
-    request::execute_once(account, operation, key, first_sent, parameters, &Change { by: signed(amount) })
+    Ok(Accepted { account, key, amount })
+}
+
+/// The request for a change of this amount, as JSON.
+pub fn json(amount: i64) -> Result<String, Error> {
+    serde_json::to_string(&Amount { amount }).map_err(Error::Json)
+}
+
+impl Direction {
+    /// Under which operation a change is recorded.
+    pub fn operation(self) -> &'static str {
+        match self {
+            Self::Debit => DEBIT,
+            Self::Credit => CREDIT,
+        }
+    }
+
+    /// What an amount, which is above zero, adds to the balance.
+    pub fn signed(self, amount: i64) -> i64 {
+        match self {
+            Self::Debit => -amount,
+            Self::Credit => amount,
+        }
+    }
 }
 
 impl Operation for Change {

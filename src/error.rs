@@ -3,6 +3,7 @@
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
+use crate::batch::ELEMENTS;
 use crate::request::KEY_BYTES;
 
 /// What can be refused. No variant carries a saved request or response: the caller may be guessing keys.
@@ -32,6 +33,12 @@ pub enum Error {
     MessageReused(&'static str),
     /// Arrays of unequal length, with more than one dimension, NULL, or with NULL elements.
     Arrays,
+    /// Arrays of a batch that are NULL, of unequal length, or of more than one dimension.
+    BatchArrays,
+    /// A batch of so many elements.
+    BatchTooLarge(usize),
+    /// A balance that does not fit a bigint.
+    OutOfRange,
     /// A value nested too deeply for a fingerprint.
     TooComplex,
     /// A known key with another request; the names of the fields that differ, empty where there are none.
@@ -46,6 +53,8 @@ pub enum Error {
     AccountDenied(i64),
     /// A record that was inserted by hand, hence without the account's lock, while the request was executed.
     RecordedMeanwhile,
+    /// A dated key of a batch whose record, if there was one, was purged while the batch ran.
+    PurgedMeanwhile,
     /// A dated key or message id with no record, from before the last purge.
     Expired(&'static str),
     /// A key or message id that is dated in the future.
@@ -91,6 +100,14 @@ impl From<Error> for ErrorReport {
 }
 
 impl Error {
+    /// SQLSTATE and primary message, for a refusal that is reported in a row.
+    pub fn code_and_message(self) -> (String, String) {
+        let (code, message, ..) = self.parts();
+        // Five characters of six bits each, as MAKE_SQLSTATE packs them.
+        let code = (0..5).map(|at| char::from((((code as i32) >> (6 * at)) & 0x3f) as u8 + b'0')).collect();
+        (code, message)
+    }
+
     fn parts(self) -> (PgSqlErrorCode, String, Option<String>, Option<String>) {
         use PgSqlErrorCode as Code;
 
@@ -168,6 +185,21 @@ impl Error {
                 None,
                 text("Give one message id and one account for each message, and one payload if any."),
             ),
+            Self::BatchArrays => (
+                Code::ERRCODE_INVALID_PARAMETER_VALUE,
+                "three arrays of one dimension and equal length required".into(),
+                None,
+                text("Give one account, one key and one amount for each element."),
+            ),
+            Self::BatchTooLarge(elements) => (
+                Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+                format!("batch too large: {elements} elements, the limit is {ELEMENTS}"),
+                None,
+                text("Make several batches of it."),
+            ),
+            Self::OutOfRange => {
+                (Code::ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE, "bigint out of range".into(), None, None)
+            }
             Self::TooComplex => (
                 Code::ERRCODE_STATEMENT_TOO_COMPLEX,
                 "value is nested too deeply for a fingerprint".into(),
@@ -209,6 +241,12 @@ impl Error {
                 "the request was recorded by another session".into(),
                 Some("A record of this key was inserted by hand at the same time.".into()),
                 text("Retry with the same key in a new transaction."),
+            ),
+            Self::PurgedMeanwhile => (
+                Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
+                "records as old as a key of the batch were purged".into(),
+                Some("Nothing was done.".into()),
+                text("Retry with the same keys in a new transaction, which says in its row that the key expired."),
             ),
             Self::RecordKept(what) => (
                 Code::ERRCODE_RESTRICT_VIOLATION,
@@ -310,6 +348,9 @@ mod tests {
             Error::Cancelled,
             Error::MessageReused("payload"),
             Error::Arrays,
+            Error::BatchArrays,
+            Error::BatchTooLarge(100_001),
+            Error::OutOfRange,
             Error::TooComplex,
             Error::KeyReused("amount".into()),
             Error::KeyReused(String::new()),
@@ -318,6 +359,7 @@ mod tests {
             Error::WriteSuppressed("account"),
             Error::AccountDenied(7),
             Error::RecordedMeanwhile,
+            Error::PurgedMeanwhile,
             Error::Expired("idempotency key"),
             Error::FromTheFuture("message id"),
             Error::RecordKept("updated"),
@@ -339,9 +381,22 @@ mod tests {
     #[test]
     fn only_what_came_in_between_is_worth_a_retry() {
         for error in all() {
-            let worth_it = matches!(error, Error::RecordedMeanwhile | Error::Unsettled);
+            let worth_it = matches!(error, Error::RecordedMeanwhile | Error::PurgedMeanwhile | Error::Unsettled);
             let (code, message, ..) = error.parts();
             assert_eq!(worth_it, code == PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE, "{message}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_in_a_row_has_the_sqlstate_that_an_error_would_have() {
+        for (error, expected) in [
+            (Error::KeyAndAmountRequired, "22023"),
+            (Error::UnknownAccount(7), "23503"),
+            (Error::InsufficientBalance(7), "P0001"),
+            (Error::OutOfRange, "22003"),
+            (Error::RecordedMeanwhile, "40001"),
+        ] {
+            assert_eq!(error.code_and_message().0, expected);
         }
     }
 

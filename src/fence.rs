@@ -67,13 +67,36 @@ impl FirstSent {
 
     /// Refuses what may have been recorded and purged, and what is dated in the future.
     pub fn check(self, subject: Subject<'_>) -> Result<(), Error> {
+        Bounds::of(subject)?.check(self)
+    }
+}
+
+/// Between which dates a key is neither too old nor in the future, at one moment.
+pub struct Bounds {
+    what: &'static str,
+    after: Option<i64>,
+    up_to: i64,
+}
+
+impl Bounds {
+    /// As they are now.
+    pub fn of(subject: Subject<'_>) -> Result<Self, Error> {
         let skew = setting::clock_skew();
         let (kind, name) = subject.kind_and_name();
-        if self.latest > i64::from(clock_timestamp()).saturating_add(skew) {
-            return Err(Error::FromTheFuture(what(kind)));
+        Ok(Self {
+            what: what(kind),
+            after: find(kind, name)?.map(|fence| i64::from(fence).saturating_add(skew)),
+            up_to: i64::from(clock_timestamp()).saturating_add(skew),
+        })
+    }
+
+    /// As [`FirstSent::check`].
+    pub fn check(&self, date: FirstSent) -> Result<(), Error> {
+        if date.latest > self.up_to {
+            return Err(Error::FromTheFuture(self.what));
         }
-        match find(kind, name)? {
-            Some(fence) if self.earliest <= i64::from(fence).saturating_add(skew) => Err(Error::Expired(what(kind))),
+        match self.after {
+            Some(after) if date.earliest <= after => Err(Error::Expired(self.what)),
             _ => Ok(()),
         }
     }

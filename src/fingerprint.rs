@@ -16,21 +16,35 @@ const LEVELS: usize = 127;
 
 /// The fingerprint of the current version.
 pub fn of(value: Jsonb) -> Result<Vec<u8>, Error> {
-    version_1(value)
+    of_json(&json(value)?)
+}
+
+/// As [`of`], of a value that is written as JSON.
+pub fn of_json(json: &str) -> Result<Vec<u8>, Error> {
+    version_1(json)
 }
 
 /// Whether a saved fingerprint, of whatever version, is that of the value. One of a version that this library does not
 /// know, left by a later one, matches nothing.
 pub fn matches(saved: &[u8], value: Jsonb) -> Result<bool, Error> {
+    matches_json(saved, &json(value)?)
+}
+
+/// As [`matches`], of a value that is written as JSON.
+pub fn matches_json(saved: &[u8], json: &str) -> Result<bool, Error> {
     match saved.first() {
-        Some(&VERSION_1) => Ok(saved == version_1(value)?),
+        Some(&VERSION_1) => Ok(saved == version_1(json)?),
         _ => Ok(false),
     }
 }
 
-fn version_1(value: Jsonb) -> Result<Vec<u8>, Error> {
-    let json = String::from_utf8(value.to_utf8()).map_err(|_| Error::TooComplex)?;
-    let canonical = canonical(&json, || {
+/// The value as JSON.
+pub fn json(value: Jsonb) -> Result<String, Error> {
+    String::from_utf8(value.to_utf8()).map_err(|_| Error::TooComplex)
+}
+
+fn version_1(json: &str) -> Result<Vec<u8>, Error> {
+    let canonical = canonical(json, || {
         pgrx::check_for_interrupts!();
     })?;
     Ok(std::iter::once(VERSION_1).chain(Sha256::digest(canonical)).collect())

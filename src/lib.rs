@@ -9,6 +9,7 @@ use pgrx::prelude::*;
 mod account;
 pub mod api;
 mod balance;
+mod batch;
 mod cancel;
 mod error;
 mod fence;

@@ -37,6 +37,18 @@ mod tests {
     }
 
     #[pg_test]
+    fn a_batch_answers_each_of_its_elements() {
+        Spi::run("INSERT INTO account VALUES (1, 1000)").unwrap();
+        let batch = "SELECT string_agg(concat_ws(' ', response, replayed, sqlstate), ', ' ORDER BY ordinal)
+                       FROM debit_batch_once('{1, 1, 1, 2}', '{a, b, a, a}', '{100, 50, 100, 1}')";
+        let first = r#"{"balance": 900} f, {"balance": 850} f, {"balance": 900} t, f 23503"#;
+        assert_eq!(text_of(batch).as_deref(), Some(first));
+        let again = r#"{"balance": 900} t, {"balance": 850} t, {"balance": 900} t, f 23503"#;
+        assert_eq!(text_of(batch).as_deref(), Some(again));
+        assert_eq!(balance_of(1), Some(850));
+    }
+
+    #[pg_test]
     fn a_purge_deletes_what_is_old_and_keeps_what_is_young() {
         Spi::run("INSERT INTO account VALUES (1, 1000)").unwrap();
         Spi::run("SELECT debit_once(1, 'young', 1)").unwrap();

@@ -1,5 +1,5 @@
 //! A client's request: its identity, its record, and the one comparison. A stored response that answers a request leaves
-//! through [`Request::replay`] alone.
+//! through [`replay`] alone.
 
 use std::cell::RefCell;
 
@@ -97,13 +97,18 @@ pub fn execute_once(
     once::once(&Requested { request: Request { identity, parameters }, first_sent, operation })
 }
 
-fn execute_unprotected(account: i64, operation: &impl Operation) -> Result<Outcome, Error> {
+/// Tells a client that sent no key what it does without.
+pub fn warn_unprotected() {
     ereport!(
         PgLogLevel::WARNING,
         PgSqlErrorCode::ERRCODE_WARNING,
         "no key: this call has no retry protection",
         "A repeat of this call is executed again."
     );
+}
+
+fn execute_unprotected(account: i64, operation: &impl Operation) -> Result<Outcome, Error> {
+    warn_unprotected();
     let response = Spi::connect(|connected| {
         account::check_visible(connected, account)?;
         operation.execute_unprotected(connected, account)
@@ -129,6 +134,37 @@ pub fn find_record(account: Option<i64>, operation: Option<Text>, key: Option<Te
         let cancelled = found.first::<bool>(5)? == Some(true);
         Ok(Some((account, operation, key, request, response, created_at, found.first(4)?, cancelled)))
     })
+}
+
+/// What the first five columns of a row say of a record; `None` without such a row.
+pub fn saved(found: &Rows<'_>, row: usize) -> Result<Option<Saved>, Error> {
+    let (Some(response), Some(created_at)) = (found.get(row, 1)?, found.get(row, 2)?) else {
+        return Ok(None);
+    };
+    Ok(Some(Saved {
+        response,
+        created_at,
+        same: found.get::<bool>(row, 3)? == Some(true),
+        cancelled: found.get::<bool>(row, 4)? == Some(true),
+        fingerprint: found.get(row, 5)?,
+    }))
+}
+
+/// The stored response, if the request, whose parameters can be had as JSON, was not cancelled and is the same.
+pub fn replay(saved: Saved, parameters: impl FnOnce() -> Result<String, Error>) -> Result<Outcome, Error> {
+    if saved.cancelled {
+        return Err(Error::Cancelled);
+    }
+    check_same(match saved.fingerprint {
+        None => saved.same,
+        Some(fingerprint) => fingerprint::matches_json(&fingerprint, &parameters()?)?,
+    })?;
+    Ok(Outcome { response: saved.response, replayed: true, executed_at: saved.created_at, recorded: true })
+}
+
+/// Refuses a known key with another request.
+pub fn check_same(same: bool) -> Result<(), Error> {
+    if same { Ok(()) } else { Err(Error::KeyReused(String::new())) }
 }
 
 struct Requested<'a, O> {
@@ -220,6 +256,16 @@ impl Identity<'_> {
         })
     }
 
+    /// Why a record could not be saved although the account was locked and the key free.
+    pub fn not_saved(&self, connected: &SpiClient<'_>) -> Result<Error, Error> {
+        let writer = statement::FIND_WRITER.run(connected, &self.arguments())?;
+        Ok(match writer.first::<pg_sys::TransactionId>(1)? {
+            None => Error::WriteSuppressed(TABLE),
+            Some(writer) if raw::is_current_transaction(writer) => Error::Reentered,
+            Some(_) => Error::RecordedMeanwhile,
+        })
+    }
+
     fn owned(&self) -> (i64, String, Vec<u8>) {
         (self.account, self.operation.to_owned(), self.key.to_bytes())
     }
@@ -270,18 +316,8 @@ impl Request<'_> {
 
     /// The stored response, if the key is known, was not cancelled, and came with the same request.
     pub fn find(&self, connected: &SpiClient<'_>) -> Result<Option<Outcome>, Error> {
-        let saved = statement::FIND.run(connected, &self.arguments())?;
-        let (Some(response), Some(created_at)) = (saved.first(1)?, saved.first(2)?) else {
-            return Ok(None);
-        };
-        self.replay(Saved {
-            response,
-            created_at,
-            same: saved.first::<bool>(3)? == Some(true),
-            cancelled: saved.first::<bool>(4)? == Some(true),
-            fingerprint: saved.first(5)?,
-        })
-        .map(Some)
+        let found = statement::FIND.run(connected, &self.arguments())?;
+        saved(&found, 0)?.map(|saved| self.replay(saved)).transpose()
     }
 
     /// As [`Self::find`], without a connection to SPI; `None` where that has to be asked.
@@ -297,19 +333,12 @@ impl Request<'_> {
         })
     }
 
-    /// The one comparison: the stored response, if the request was not cancelled, and is the same.
+    /// As [`replay`], and a mismatch tells what differs.
     fn replay(&self, saved: Saved) -> Result<Outcome, Error> {
-        if saved.cancelled {
-            return Err(Error::Cancelled);
+        match replay(saved, || fingerprint::json(self.parameters)) {
+            Err(Error::KeyReused(_)) => Err(Spi::connect(|connected| self.mismatch(connected))?),
+            outcome => outcome,
         }
-        let same = match saved.fingerprint {
-            None => saved.same,
-            Some(fingerprint) => fingerprint::matches(&fingerprint, self.parameters)?,
-        };
-        if !same {
-            return Err(Spi::connect(|connected| self.mismatch(connected))?);
-        }
-        Ok(Outcome { response: saved.response, replayed: true, executed_at: saved.created_at, recorded: true })
     }
 
     /// The refusal of a known key with another request.

@@ -6,7 +6,7 @@ use pgrx::spi::SpiClient;
 use crate::account;
 use crate::error::Error;
 use crate::policy::Policy;
-use crate::raw::{Jsonb, Procedure, Text, is_current_transaction};
+use crate::raw::{Jsonb, Procedure, Text};
 use crate::request::{self, InFlight, Operation, Outcome, Request};
 use crate::{balance, statement};
 
@@ -56,16 +56,6 @@ impl Handler {
         check_handler(connected, self.function)?;
         self.function.call(connected, account, self.parameters).ok_or(Error::NullResponse)
     }
-
-    /// Why the result could not be saved although the key was free: what the handler did must not stay.
-    fn not_saved(&self, connected: &SpiClient<'_>, request: &Request<'_>) -> Result<Error, Error> {
-        let writer = statement::FIND_WRITER.run(connected, &request.identity.arguments())?;
-        Ok(match writer.first::<pgrx::pg_sys::TransactionId>(1)? {
-            None => Error::WriteSuppressed(request::TABLE),
-            Some(writer) if is_current_transaction(writer) => Error::Reentered,
-            Some(_) => Error::RecordedMeanwhile,
-        })
-    }
 }
 
 impl Operation for Handler {
@@ -87,7 +77,8 @@ impl Operation for Handler {
         let saved = statement::SAVE_RESPONSE.run(connected, &request.claim(stored, response))?;
         match Outcome::of_claim(&saved)? {
             Some(outcome) => Ok(Some(outcome)),
-            None => Err(self.not_saved(connected, request)?),
+            // What the handler did must not stay.
+            None => Err(request.identity.not_saved(connected)?),
         }
     }
 

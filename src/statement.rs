@@ -261,6 +261,101 @@ pub static CHANGE_BALANCE: Statement = Statement {
     ..BY_INDEX
 };
 
+/// $1 accounts, $2 operation, $3 keys, $4 amounts: the records that there are, as [`FIND`] finds each, and which of the
+/// requests, from 1, each answers. OFFSET keeps the planner from joining in another way than by a look-up for each.
+pub static FIND_MANY: Statement = Statement {
+    text: "SELECT saved.response, saved.created_at,
+                  saved.request OPERATOR(pg_catalog.=) pg_catalog.jsonb_build_object('amount', given.amount),
+                  saved.cancelled, saved.request_fingerprint, given.ordinal
+             FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($3), pg_catalog.unnest($4)) WITH ORDINALITY
+                  AS given (account_id, request_key, amount, ordinal)
+            CROSS JOIN LATERAL (
+                  SELECT recorded.response, recorded.created_at, recorded.request, recorded.cancelled,
+                         recorded.request_fingerprint
+                    FROM @extschema@.request_result AS recorded
+                   WHERE recorded.account_id OPERATOR(pg_catalog.=) given.account_id
+                     AND recorded.operation OPERATOR(pg_catalog.=) $2
+                     AND recorded.request_key OPERATOR(pg_catalog.=) given.request_key
+                  OFFSET 0) AS saved",
+    parameters: &[
+        PgBuiltInOids::INT8ARRAYOID,
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::TEXTARRAYOID,
+        PgBuiltInOids::INT8ARRAYOID,
+    ],
+    ..BY_INDEX
+};
+
+/// $1 accounts: those that there are.
+pub static FIND_ACCOUNTS: Statement = Statement {
+    text: "SELECT account_id FROM @extschema@.account WHERE account_id OPERATOR(pg_catalog.=) ANY ($1)",
+    parameters: &[PgBuiltInOids::INT8ARRAYOID],
+    ..BY_INDEX
+};
+
+/// $1 accounts: locks them in ascending order, and returns their balances.
+pub static LOCK_BALANCES: Statement = Statement {
+    text: "SELECT account_id, balance
+             FROM @extschema@.account
+            WHERE account_id OPERATOR(pg_catalog.=) ANY ($1)
+            ORDER BY account_id
+              FOR NO KEY UPDATE",
+    parameters: &[PgBuiltInOids::INT8ARRAYOID],
+    ..BY_INDEX
+};
+
+/// $1 accounts, $2 operation, $3 keys, $4 amounts, $5 fingerprints of the requests or NULL, $6 balances that the responses name,
+/// $7 whether they are refusals: records what [`CLAIM`] and [`CLAIM_REFUSAL`] would, for accounts that are locked. Returns
+/// the records, whose keys were free, as they are: a trigger may have changed them.
+pub static CLAIM_MANY: Statement = Statement {
+    text: "INSERT INTO @extschema@.request_result
+                  (account_id, operation, request_key, request, request_fingerprint, response)
+           SELECT given.account_id, $2, given.request_key,
+                  CASE WHEN given.fingerprint IS NULL
+                       THEN pg_catalog.jsonb_build_object('amount', given.amount) ELSE 'null' END,
+                  given.fingerprint,
+                  CASE WHEN given.refused
+                       THEN pg_catalog.jsonb_build_object('refused', 'insufficient balance', 'balance', given.balance)
+                       ELSE pg_catalog.jsonb_build_object('balance', given.balance) END
+             FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($3), pg_catalog.unnest($4), pg_catalog.unnest($5),
+                             pg_catalog.unnest($6), pg_catalog.unnest($7))
+                  AS given (account_id, request_key, amount, fingerprint, balance, refused)
+           ON CONFLICT (account_id, operation, request_key) DO NOTHING
+           RETURNING response, account_id, request_key, CAST(request AS pg_catalog.text),
+                     CAST(response AS pg_catalog.text), request_fingerprint,
+                     operation OPERATOR(pg_catalog.=) $2 AND NOT cancelled",
+    parameters: &[
+        PgBuiltInOids::INT8ARRAYOID,
+        PgBuiltInOids::TEXTOID,
+        PgBuiltInOids::TEXTARRAYOID,
+        PgBuiltInOids::INT8ARRAYOID,
+        PgBuiltInOids::BYTEAARRAYOID,
+        PgBuiltInOids::INT8ARRAYOID,
+        PgBuiltInOids::BOOLARRAYOID,
+    ],
+    ..BY_INDEX
+};
+
+/// $1 accounts, which are locked, $2 what is added to their balances: the new balances. ANY keeps the planner from joining in
+/// another way than by a look-up of each account.
+pub static CHANGE_BALANCES: Statement = Statement {
+    text: "UPDATE @extschema@.account
+              SET balance = account.balance OPERATOR(pg_catalog.+) change.delta
+             FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) AS change (account_id, delta)
+            WHERE account.account_id OPERATOR(pg_catalog.=) ANY (ARRAY[change.account_id])
+           RETURNING account.account_id, account.balance",
+    parameters: &[PgBuiltInOids::INT8ARRAYOID, PgBuiltInOids::INT8ARRAYOID],
+    ..BY_INDEX
+};
+
+/// $1 balances: the responses that name them, in their order.
+pub static BUILD_BALANCES: Statement = Statement {
+    text: "SELECT pg_catalog.jsonb_build_object('balance', given.balance)
+             FROM pg_catalog.unnest($1) AS given (balance)",
+    parameters: &[PgBuiltInOids::INT8ARRAYOID],
+    ..BY_INDEX
+};
+
 /// $1 account, $2 operation, $3 key: which transaction wrote the record.
 pub static FIND_WRITER: Statement = Statement {
     text: "SELECT xmin
@@ -781,7 +876,7 @@ mod tests {
     const SOURCE: &str = include_str!("statement.rs");
     const VERBS: [&str; 6] = ["SELECT", "INSERT", "UPDATE", "DELETE", "WITH", "\n           ON CONFLICT"];
     /// What may precede a parenthesis without being a function.
-    const KEYWORDS: [&str; 27] = [
+    const KEYWORDS: [&str; 29] = [
         "accepted",
         "accepted_version",
         "and",
@@ -790,12 +885,14 @@ mod tests {
         "as",
         "by",
         "cast",
+        "change",
         "coalesce",
         "conflict",
         "exists",
         "fence",
         "from",
         "given",
+        "lateral",
         "materialized",
         "not",
         "on",
@@ -825,7 +922,7 @@ mod tests {
         "sweep_duration = CASE",
     ];
     /// What may follow FROM, JOIN, INTO or UPDATE: qualified names, derived tables, WITH queries, clauses.
-    const RELATIONS: [&str; 17] = [
+    const RELATIONS: [&str; 18] = [
         "SET",
         "OF",
         "@extschema@.",
@@ -833,6 +930,7 @@ mod tests {
         "(",
         ")",
         "ROWS",
+        "LATERAL",
         "SKIP",
         "ON",
         "given",

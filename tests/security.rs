@@ -22,7 +22,8 @@ const CALLED: &str = "debit_once(bigint, text, bigint), debit_once(bigint, text,
     run_once_outcome(bigint, text, text, jsonb, regprocedure, timestamptz),
     cancel_request(bigint, text, text), find_request(bigint, text, text),
     accept_message(text, uuid, bigint, jsonb), apply_message_once(text, uuid, bigint, bigint, jsonb),
-    accept_messages(text, uuid[], bigint[], jsonb[]), accept_version(text, text, bigint)";
+    accept_messages(text, uuid[], bigint[], jsonb[]), accept_version(text, text, bigint),
+    debit_batch_once(bigint[], text[], bigint[]), credit_batch_once(bigint[], text[], bigint[])";
 
 /// The objects of the extension; row types and array types are not listed on every major.
 const MEMBERS: &str = "
@@ -429,6 +430,59 @@ fn no_tenant_reaches_another_through_any_function() {
             }
             assert_eq!(everything(&mut superuser), before, "{setup:?} {name}");
         }
+    }
+}
+
+#[test]
+fn a_batch_refuses_the_accounts_of_others_and_executes_ones_own() {
+    for setup in Setup::ALL {
+        let bank = setup.bank();
+        let mut superuser = bank.superuser();
+        prepare(&bank, &mut Tenant::new(setup, &bank, "b"));
+        let before = everything(&mut superuser);
+        let batch = |function: &str, accounts: &str| {
+            format!(
+                "SELECT string_agg(concat_ws(' ', response, replayed, sqlstate, message), ', ' ORDER BY ordinal)
+                   FROM {function}({accounts}, ARRAY['known', 'known', 'other', 'cancelled', 'unknown', '{EXPIRED}', 'unknown'], '{{10, 11, 11, 1, 1, 1, 1}}')"
+            )
+        };
+        for name in ["a", "c"] {
+            let mut tenant = Tenant::new(setup, &bank, name);
+            for function in ["debit_batch_once", "credit_batch_once"] {
+                for mode in ["", "READ ONLY", "ISOLATION LEVEL SERIALIZABLE"] {
+                    let got = |tenant: &mut Tenant<'_>, account: i64| {
+                        let accounts = format!("array_fill({account}::bigint, ARRAY[7])");
+                        outcome(tenant.send(mode, &batch(function, &accounts)))
+                    };
+                    let denied = ["f 42501 permission denied for account 2"; 7].join(", ");
+                    assert_eq!(got(&mut tenant, 2), format!("done: {denied}"), "{setup:?} {name} {mode}");
+                    // No difference but the number tells whether there is such an account.
+                    assert_eq!(got(&mut tenant, 404), format!("done: {}", denied.replace("account 2", "account 404")));
+                }
+            }
+            assert_eq!(everything(&mut superuser), before, "{setup:?} {name}");
+        }
+        let mut a = Tenant::new(setup, &bank, "a");
+        let mixed = batch("debit_batch_once", "'{1, 2, 404, 1, 1, 2, 2}'");
+        let [of_2, of_404] = [2, 404].map(|account| format!("f 42501 permission denied for account {account}"));
+        let own = |replayed: &str| {
+            format!(
+                r#"done: {{"balance": 990}} {replayed}, {of_2}, {of_404}, {{"balance": 989}} {replayed}, {{"balance": 988}} {replayed}, {of_2}, {of_2}"#
+            )
+        };
+        assert_eq!(a.call(&mixed), own("f"), "{setup:?}");
+        assert_eq!(a.call(&mixed), own("t"), "{setup:?}");
+        assert_eq!(outcome(a.send("READ ONLY", &mixed)), own("t"), "{setup:?}");
+        // An account that may be seen and not used: what is known is answered, and what is new refused.
+        bank.run("CREATE POLICY seen ON account AS RESTRICTIVE FOR UPDATE USING (account_id <> 1)");
+        let accounts = "'{1, 2, 404, 1, 1, 2, 1}'";
+        let new = batch("debit_batch_once", accounts).replace("'known'", "'new'").replace("'cancelled'", "'known'");
+        let new = new.replace("{10, 11, 11, 1,", "{10, 11, 11, 10,");
+        let of_1 = "f 42501 permission denied for account 1";
+        let expected = format!(
+            r#"done: {of_1}, {of_2}, {of_404}, {{"balance": 990}} t, {{"balance": 988}} t, {of_2}, {{"balance": 988}} t"#
+        );
+        assert_eq!(a.call(&new), expected, "{setup:?}");
     }
 }
 

@@ -379,6 +379,28 @@ impl Column for pg_sys::TransactionId {}
 impl Column for Vec<u8> {}
 impl Column for Vec<Uuid> {}
 
+/// The bytes of a `text`, in the database's encoding.
+pub struct Bytes(pub Vec<u8>);
+
+impl FromDatum for Bytes {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, oid: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: our caller promises a text, which lies in memory as a bytea does.
+        unsafe { Vec::<u8>::from_polymorphic_datum(datum, is_null, oid) }.map(Self)
+    }
+}
+
+impl IntoDatum for Bytes {
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        self.0.into_datum()
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::TEXTOID
+    }
+}
+
+impl Column for Bytes {}
+
 macro_rules! transferred {
     ($type:ident) => {
         impl Column for $type {

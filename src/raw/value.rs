@@ -75,6 +75,7 @@ untouched!(Row, "record", RECORDOID, "The row of a procedure's INOUT parameters.
 untouched!(Procedure, "regprocedure", REGPROCEDUREOID, "A `regprocedure`.");
 untouched!(UuidArray, "uuid[]", UUIDARRAYOID, "A `uuid[]` that goes into a statement as it came.");
 untouched!(Int8Array, "bigint[]", INT8ARRAYOID, "A `bigint[]` that goes into a statement as it came.");
+untouched!(TextArray, "text[]", TEXTARRAYOID, "A `text[]` that goes into a statement as it came.");
 untouched!(JsonbArray, "jsonb[]", JSONBARRAYOID, "A `jsonb[]` that goes into a statement as it came.");
 
 impl Text {
@@ -111,29 +112,92 @@ impl Text {
     }
 }
 
-impl JsonbArray {
-    /// The elements; `None` for NULL.
-    pub fn elements(self) -> Vec<Option<Jsonb>> {
-        let (mut values, mut nulls, mut count) = (core::ptr::null_mut(), core::ptr::null_mut(), 0);
-        // SAFETY: a jsonb array, whose elements have a length of their own and the alignment of an integer; the server
-        // allocates both lists for as many elements as it says, in the memory of our caller.
-        unsafe {
-            let array = pg_sys::pg_detoast_datum(self.0.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
-            let (by_value, alignment) = (false, b'i' as core::ffi::c_char);
-            pg_sys::deconstruct_array(
-                array,
-                pg_sys::JSONBOID,
-                -1,
-                by_value,
-                alignment,
-                &mut values,
-                &mut nulls,
-                &mut count,
-            );
-            (0..usize::try_from(count).unwrap_or(0))
-                .map(|at| (!*nulls.add(at)).then(|| Jsonb(*values.add(at))))
-                .collect()
+/// How the elements of an array lie in memory, as the catalogue says of their type.
+struct Layout {
+    of_type: pg_sys::Oid,
+    length: i16,
+    by_value: bool,
+    alignment: u8,
+}
+
+impl Layout {
+    const fn varlena(of_type: pg_sys::Oid) -> Self {
+        Self { of_type, length: -1, by_value: false, alignment: b'i' }
+    }
+}
+
+/// How many elements an array has; `None` for more than one dimension.
+///
+/// # Safety
+/// The datum is an array.
+unsafe fn array_len(array: pg_sys::Datum) -> Option<usize> {
+    // SAFETY: our caller promises an array, whose header is followed by the lengths of its dimensions.
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+        match (*array).ndim {
+            0 => Some(0),
+            1 => usize::try_from(*array.add(1).cast::<i32>()).ok(),
+            _ => None,
         }
+    }
+}
+
+/// The elements of an array; `None` for NULL.
+///
+/// # Safety
+/// The datum is an array of this type, and this is how its elements lie in memory.
+unsafe fn array_elements(array: pg_sys::Datum, layout: &Layout) -> Vec<Option<pg_sys::Datum>> {
+    let (mut values, mut nulls, mut count) = (core::ptr::null_mut(), core::ptr::null_mut(), 0);
+    // SAFETY: our caller promises the array; the server allocates both lists for as many elements as it says, in the memory
+    // of our caller.
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+        pg_sys::deconstruct_array(
+            array,
+            layout.of_type,
+            layout.length.into(),
+            layout.by_value,
+            layout.alignment as core::ffi::c_char,
+            &mut values,
+            &mut nulls,
+            &mut count,
+        );
+        (0..usize::try_from(count).unwrap_or(0)).map(|at| (!*nulls.add(at)).then(|| *values.add(at))).collect()
+    }
+}
+
+macro_rules! array {
+    ($type:ident, $element:ty, $layout:expr, $of_datum:expr) => {
+        impl $type {
+            /// The elements; `None` for NULL. They live as long as the call.
+            pub fn elements(self) -> Vec<Option<$element>> {
+                // SAFETY: an array of the type that the layout is of.
+                let elements = unsafe { array_elements(self.0, &$layout) };
+                elements.into_iter().map(|element| element.map($of_datum)).collect()
+            }
+        }
+    };
+}
+
+array!(JsonbArray, Jsonb, Layout::varlena(pg_sys::JSONBOID), Jsonb);
+array!(TextArray, Text, Layout::varlena(pg_sys::TEXTOID), Text);
+array!(Int8Array, i64, Layout { of_type: pg_sys::INT8OID, length: 8, by_value: true, alignment: b'd' }, |element| {
+    element.value() as i64
+});
+
+impl TextArray {
+    /// How many elements it has; `None` for more than one dimension.
+    pub fn len(self) -> Option<usize> {
+        // SAFETY: a text array.
+        unsafe { array_len(self.0) }
+    }
+}
+
+impl Int8Array {
+    /// How many elements it has; `None` for more than one dimension.
+    pub fn len(self) -> Option<usize> {
+        // SAFETY: an array of integers.
+        unsafe { array_len(self.0) }
     }
 }
 

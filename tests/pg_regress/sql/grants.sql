@@ -57,6 +57,8 @@ SELECT what, call, ARRAY['EXECUTE ON FUNCTION ' || function]
                ('run, dated', $$run_once(1, 'run:v1', 'new', '{}', 'handler(bigint, jsonb)', now())$$, 'run_once(bigint, text, text, jsonb, regprocedure, timestamptz)'),
                ('run, outcome, dated', $$count(*) FROM run_once_outcome(1, 'run:v1', 'new', '{}', 'handler(bigint, jsonb)', now())$$,
                 'run_once_outcome(bigint, text, text, jsonb, regprocedure, timestamptz)'),
+               ('debit, many', $$count(response) / 2 FROM debit_batch_once('{1, 2}', '{new, new}', '{1, 1}')$$, 'debit_batch_once'),
+               ('credit, many', $$count(response) / 2 FROM credit_batch_once('{1, 2}', '{new, new}', '{1, 1}')$$, 'credit_batch_once'),
                ('cancel', $$cancel_request(1, 'run:v1', 'new')$$, 'cancel_request')) AS given (what, call, function);
 INSERT INTO needs (what, call, grants)
 SELECT what, call, ARRAY['EXECUTE ON FUNCTION ' || function]
@@ -119,6 +121,7 @@ INSERT INTO needs (what, call, grants) VALUES
     ('debit, outcome', $$count(*) FROM debit_once_outcome(1, 'old', 1)$$, '{"EXECUTE ON FUNCTION debit_once_outcome(bigint, text, bigint)"}'),
     ('credit, outcome', $$count(*) FROM credit_once_outcome(1, 'old', 1)$$, '{"EXECUTE ON FUNCTION credit_once_outcome(bigint, text, bigint)"}'),
     ('run, outcome', $$count(*) FROM run_once_outcome(1, 'run:v1', 'old', '{}', 'handler(bigint, jsonb)')$$, '{"EXECUTE ON FUNCTION run_once_outcome(bigint, text, text, jsonb, regprocedure)"}'),
+    ('debit, many', $$count(response) FROM debit_batch_once('{1, 1}', '{old, old}', '{1, 1}')$$, '{EXECUTE ON FUNCTION debit_batch_once}'),
     ('cancel what ran', $$cancel_request(1, 'debit:v1', 'old')$$, '{EXECUTE ON FUNCTION cancel_request}'),
     ('cancel again', $$cancel_request(1, 'run:v1', 'cancelled')$$, '{EXECUTE ON FUNCTION cancel_request}'),
     ('accept', $$accept_message('s', m(8), 1, '{}')$$, '{EXECUTE ON FUNCTION accept_message}'),
@@ -142,6 +145,7 @@ CREATE FUNCTION public.seen(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT
 SET ROLE regress_ir_sees;
 SELECT debit_once(8001, 'sees', 1);
 SELECT credit_once(8001, 'sees', 1);
+SELECT sqlstate, message FROM debit_batch_once('{8001, 8002}', '{sees, sees}', '{1, 1}');
 SELECT run_once(8001, 'sees:v1', 'sees', '{}', 'public.seen(bigint, jsonb)');
 SELECT cancel_request(8001, 'sees:v1', 'sees');
 SELECT accept_message('sees', '00000000-0000-0000-0000-000000000001', 8001);
