@@ -266,8 +266,8 @@ sent to the last of their answers; all of them got the first one's. {parameters[
 ## Growth
 
 Tables of different sizes in turn, within the server as above; new keys are UUIDs at random, replays are of keys from all over the table. `idempotency_record`
-and the floor, each with the same number of keys. Each session has read the whole tables before, as one of a pool has in time: the first time that
-a session reads a page, mapping it into its memory costs as much as a replay. The first change of a page after a checkpoint copies the page to the WAL. How many
+and the floor, each with the same number of keys. Each session has read the whole tables before, as one of a pool has in time, since the first time
+that it reads a page it has to map it into its memory. The first change of a page after a checkpoint copies the page to the WAL. How many
 calls pay for that depends on how often there are checkpoints, so it is measured without (`full_page_writes = off`), and as the worst case,
 right after a checkpoint, where in a large table nearly every call does.
 

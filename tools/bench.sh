@@ -63,6 +63,7 @@ export PGBIN
 CHILD=
 clean_up() {
     trap '' INT TERM
+    set +e # whatever fails, the rest has to go too
     if [ -n "$CHILD" ]; then kill -TERM "$CHILD" 2>/dev/null && wait "$CHILD" 2>/dev/null; fi
     tools/cluster.sh stop "$DIR" immediate
 }
