@@ -218,3 +218,22 @@ fn a_record_that_is_being_inserted_by_hand_is_waited_for() {
     }
     assert_eq!(balance(&mut hand, 1), 999);
 }
+
+#[test]
+fn a_repeat_that_waited_for_the_request_in_flight_writes_nothing_and_locks_no_account() {
+    let (database, mut first) = session("");
+    first.batch_execute("BEGIN; SELECT debit_once(1, 'key', 100)").unwrap();
+    let mut repeat = CLUSTER.connect_to(&database);
+    repeat.batch_execute("BEGIN").unwrap();
+    let waiting = pid(&mut repeat);
+    let repeat = debit_in_background(repeat, 1, "key", 100);
+    let mut observer = CLUSTER.connect_to(&database);
+    wait_until_blocked(&mut observer, waiting);
+    first.batch_execute("COMMIT").unwrap();
+    let (mut repeat, answer) = repeat.join().expect("no panic");
+    assert_eq!(answer.unwrap(), r#"{"balance": 900}"#);
+    assert_eq!(value(&mut repeat, "SELECT pg_current_xact_id_if_assigned()"), "NULL");
+    // Others are not kept from the account by it.
+    observer.batch_execute("SET lock_timeout = '5s'").unwrap();
+    assert_eq!(debit(&mut observer, 1, "another", 100).unwrap(), r#"{"balance": 800}"#);
+}

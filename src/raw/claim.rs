@@ -106,15 +106,29 @@ pub fn claim(tables: &ClaimTables, claim: &Claim<'_>) -> Result<Claiming, Error>
             return Ok(Claiming::Unable);
         }
         pg_sys::CommandCounterIncrement();
-        let Some(locked) = LockedAccount::lock(account.0, account_columns, claim) else {
+        let mut locked = LockedAccount::lock(account.0, account_columns, claim, pg_sys::LockWaitPolicy::LockWaitSkip);
+        if matches!(locked, Locking::Held) {
+            // Repeats of a request in flight wait for its record and not for the account: then they need not lock it one
+            // after the other, and write nothing.
+            let insertion = Insertion::begin(requests.0, columns, claim, 0)?;
+            let free = insertion.is_free();
+            insertion.end();
+            if !free {
+                return Ok(Claiming::Taken);
+            }
+            locked = LockedAccount::lock(account.0, account_columns, claim, pg_sys::LockWaitPolicy::LockWaitBlock);
+        }
+        let Locking::Done(locked) = locked else {
             return Ok(Claiming::Unable);
         };
-        // What others committed until the account was ours is seen from now on.
-        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-        let written = write(account.0, account_columns, requests.0, columns, &locked, claim)?;
-        pg_sys::PopActiveSnapshot();
+        let insertion = Insertion::begin(requests.0, columns, claim, locked.balance_after)?;
+        let free = insertion.is_free();
+        if free {
+            write(&insertion, account.0, account_columns, &locked)?;
+        }
+        let claimed = insertion.end();
         pg_sys::CommandCounterIncrement();
-        Ok(written.map_or(Claiming::Taken, Claiming::Done))
+        Ok(if free { Claiming::Done(claimed) } else { Claiming::Taken })
     }
 }
 
@@ -180,6 +194,15 @@ struct LockedAccount {
     balance_after: i64,
 }
 
+/// What became of locking an account.
+enum Locking {
+    Done(LockedAccount),
+    /// Somebody else holds it.
+    Held,
+    /// The statements have to be asked.
+    Unable,
+}
+
 /// A place for a row, which is let go when it is not used any more.
 struct Slot(*mut pg_sys::TupleTableSlot);
 
@@ -194,19 +217,26 @@ impl Drop for Slot {
 }
 
 impl LockedAccount {
-    /// Locks the account if it is there and its balance allows the change, as SELECT FOR NO KEY UPDATE does: waits for who
-    /// holds it, and goes on with the newest version then.
+    /// Locks the account if it is there and its balance allows the change, as SELECT FOR NO KEY UPDATE does: if it waits for
+    /// who holds it, it goes on with the newest version then.
     ///
     /// # Safety
     /// The relation is `account`, open and locked, and the transaction is one of READ COMMITTED.
-    unsafe fn lock(account: pg_sys::Relation, columns: AccountColumns, claim: &Claim<'_>) -> Option<Self> {
+    unsafe fn lock(
+        account: pg_sys::Relation,
+        columns: AccountColumns,
+        claim: &Claim<'_>,
+        wait: pg_sys::LockWaitPolicy::Type,
+    ) -> Locking {
         // SAFETY: our caller promises the relation. The snapshot is registered while a version is looked for and locked, which
         // has a slot of the relation's own kind.
         unsafe {
             let key =
                 Key::of_type(columns.account_id, pg_sys::INT8OID, pg_sys::F_INT8EQ, pg_sys::Datum::from(claim.account));
-            let index = PrimaryKey::open(account, core::slice::from_ref(&key))?;
-            let lock = (*(*account).rd_tableam).tuple_lock?;
+            let index = PrimaryKey::open(account, core::slice::from_ref(&key));
+            let Some((index, lock)) = index.zip((*(*account).rd_tableam).tuple_lock) else {
+                return Locking::Unable;
+            };
             let balance_after = |row: &Row| {
                 let same = row.get::<i64>(columns.account_id) == Some(claim.account);
                 let after = row.get::<i64>(columns.balance)?.checked_add(claim.change)?;
@@ -216,7 +246,7 @@ impl LockedAccount {
             let found = read_first(account, &Index::Opened(&index), snapshot, &[key], |row| {
                 balance_after(row).map(|after| (row.place(), after))
             });
-            let locked = found.flatten().flatten().and_then(|(mut place, balance)| {
+            let locked = found.flatten().flatten().map_or(Locking::Unable, |(mut place, balance)| {
                 let slot = Slot(pg_sys::MakeSingleTupleTableSlot((*account).rd_att, &pg_sys::TTSOpsBufferHeapTuple));
                 let (to, command) = (slot.0, pg_sys::GetCurrentCommandId(true));
                 let mut failure = pg_sys::TM_FailureData::default();
@@ -228,17 +258,21 @@ impl LockedAccount {
                         to,
                         command,
                         pg_sys::LockTupleMode::LockTupleNoKeyExclusive,
-                        pg_sys::LockWaitPolicy::LockWaitBlock,
+                        wait,
                         (pg_sys::TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS | pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION)
                             as u8,
                         &mut failure,
                     )
                 });
-                if outcome != pg_sys::TM_Result::TM_Ok {
-                    return None;
+                match outcome {
+                    pg_sys::TM_Result::TM_Ok if !failure.traversed => {
+                        Locking::Done(Self { slot, balance_after: balance })
+                    }
+                    pg_sys::TM_Result::TM_Ok => balance_after(&Row::in_slot(to))
+                        .map_or(Locking::Unable, |balance_after| Locking::Done(Self { slot, balance_after })),
+                    pg_sys::TM_Result::TM_WouldBlock => Locking::Held,
+                    _ => Locking::Unable,
                 }
-                let balance_after = if failure.traversed { balance_after(&Row::in_slot(to))? } else { balance };
-                Some(Self { slot, balance_after })
             });
             pg_sys::UnregisterSnapshot(snapshot);
             locked
@@ -246,45 +280,113 @@ impl LockedAccount {
     }
 }
 
-/// Inserts the record, if its key is free, and updates the locked account.
+/// A record that is to be inserted, with what the executor keeps while it writes.
+struct Insertion {
+    state: *mut pg_sys::EState,
+    records: *mut pg_sys::ResultRelInfo,
+    slot: *mut pg_sys::TupleTableSlot,
+    claimed: Claimed,
+}
+
+impl Insertion {
+    /// Begins with what others committed up to now.
+    ///
+    /// # Safety
+    /// The relation is `request_result`, plain, open and locked, which has these columns and no others.
+    unsafe fn begin(
+        requests: pg_sys::Relation,
+        columns: &Columns,
+        claim: &Claim<'_>,
+        balance_after: i64,
+    ) -> Result<Self, Error> {
+        // SAFETY: our caller promises the relation. The order of calls is that of the server's worker for logical replication; all
+        // that is made lives in the memory of the state, which goes at the end, or with the transaction.
+        unsafe {
+            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+            let state = pg_sys::CreateExecutorState();
+            (*state).es_snapshot = pg_sys::GetActiveSnapshot();
+            (*state).es_output_cid = pg_sys::GetCurrentCommandId(true);
+            let records = target(state, requests);
+            let slot = pg_sys::ExecInitExtraTupleSlot(state, (*requests).rd_att, &pg_sys::TTSOpsVirtual);
+            let claimed = fill(slot, columns, balance_after, claim)?;
+            pg_sys::ExecOpenIndices(records, true);
+            Ok(Self { state, records, slot, claimed })
+        }
+    }
+
+    /// Whether no index has the record's key. Waits for who is just inserting or deleting it.
+    fn is_free(&self) -> bool {
+        let mut taken_at = pg_sys::ItemPointerData::default();
+        let every_index = ptr::null_mut();
+        // SAFETY: the slot is filled, and the indexes are open for this question.
+        unsafe {
+            #[cfg(feature = "pg18")]
+            {
+                // An invalid place: the record is no other version of a stored one.
+                let mut none = pg_sys::ItemPointerData::default();
+                pg_sys::ExecCheckIndexConstraints(
+                    self.records,
+                    self.slot,
+                    self.state,
+                    &mut taken_at,
+                    &mut none,
+                    every_index,
+                )
+            }
+            #[cfg(not(feature = "pg18"))]
+            pg_sys::ExecCheckIndexConstraints(self.records, self.slot, self.state, &mut taken_at, every_index)
+        }
+    }
+
+    /// Inserts the record. Its key was free a moment ago, and nobody who locks accounts takes one meanwhile; so who does has
+    /// inserted it by hand in this very moment.
+    fn insert(&self) -> Result<(), Error> {
+        PgTryBuilder::new(std::panic::AssertUnwindSafe(|| {
+            // SAFETY: all of them are what `begin` made.
+            unsafe { pg_sys::ExecSimpleRelationInsert(self.records, self.state, self.slot) };
+            Ok(())
+        }))
+        .catch_when(PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION, |_| Err(Error::RecordedMeanwhile))
+        .execute()
+    }
+
+    /// Lets go what was begun. Not called after an error, after which the server does so.
+    fn end(self) -> Claimed {
+        // SAFETY: made by `begin`, and let go once.
+        unsafe {
+            pg_sys::ExecResetTupleTable((*self.state).es_tupleTable, false);
+            pg_sys::ExecCloseResultRelations(self.state);
+            pg_sys::FreeExecutorState(self.state);
+            pg_sys::PopActiveSnapshot();
+        }
+        self.claimed
+    }
+}
+
+/// Inserts the record and updates the account.
 ///
 /// # Safety
-/// Both relations are plain, open and locked, and there is an active snapshot.
+/// The relation is `account`, plain, open and locked, and the locked row is one of it.
 unsafe fn write(
+    insertion: &Insertion,
     account: pg_sys::Relation,
-    account_columns: AccountColumns,
-    requests: pg_sys::Relation,
-    columns: &Columns,
+    columns: AccountColumns,
     locked: &LockedAccount,
-    claim: &Claim<'_>,
-) -> Result<Option<Claimed>, Error> {
-    // SAFETY: our caller promises the relations. The order of calls is that of the server's worker for logical replication; all
-    // that is made lives in the memory of the state, which goes at the end, or with the transaction.
+) -> Result<(), Error> {
+    let state = insertion.state;
+    // SAFETY: our caller promises relation and row; the triggers run while all is open.
     unsafe {
-        let state = pg_sys::CreateExecutorState();
-        (*state).es_snapshot = pg_sys::GetActiveSnapshot();
-        (*state).es_output_cid = pg_sys::GetCurrentCommandId(true);
-        let records = target(state, requests);
-        let record = pg_sys::ExecInitExtraTupleSlot(state, (*requests).rd_att, &pg_sys::TTSOpsVirtual);
-        let claimed = fill(record, columns, locked, claim)?;
-        pg_sys::ExecOpenIndices(records, true);
-        let free = is_free(records, record, state);
-        if free {
-            let accounts = target(state, account);
-            pg_sys::ExecOpenIndices(accounts, false);
-            let after = new_version(state, account, account_columns, locked);
-            pg_sys::AfterTriggerBeginQuery();
-            insert(records, state, record)?;
-            // Nothing is asked of it, as the account is locked and has no triggers that could wait.
-            let mut recheck = pg_sys::EPQState::default();
-            pg_sys::ExecSimpleRelationUpdate(accounts, state, &mut recheck, locked.slot.0, after);
-            pg_sys::AfterTriggerEndQuery(state);
-        }
-        pg_sys::ExecResetTupleTable((*state).es_tupleTable, false);
-        pg_sys::ExecCloseResultRelations(state);
-        pg_sys::FreeExecutorState(state);
-        Ok(free.then_some(claimed))
+        let accounts = target(state, account);
+        pg_sys::ExecOpenIndices(accounts, false);
+        let after = new_version(state, account, columns, locked);
+        pg_sys::AfterTriggerBeginQuery();
+        insertion.insert()?;
+        // Nothing is asked of it, as the account is locked and has no triggers that could wait.
+        let mut recheck = pg_sys::EPQState::default();
+        pg_sys::ExecSimpleRelationUpdate(accounts, state, &mut recheck, locked.slot.0, after);
+        pg_sys::AfterTriggerEndQuery(state);
     }
+    Ok(())
 }
 
 /// A relation as the executor wants it for writing.
@@ -310,10 +412,10 @@ unsafe fn target(state: *mut pg_sys::EState, relation: pg_sys::Relation) -> *mut
 unsafe fn fill(
     record: *mut pg_sys::TupleTableSlot,
     columns: &Columns,
-    locked: &LockedAccount,
+    balance_after: i64,
     claim: &Claim<'_>,
 ) -> Result<Claimed, Error> {
-    let response = Jsonb::of_integer("balance", locked.balance_after);
+    let response = Jsonb::of_integer("balance", balance_after);
     let operation = Text::from_bytes(claim.operation.as_bytes())?;
     // SAFETY: our caller promises a slot with a place for each column.
     unsafe {
@@ -335,31 +437,6 @@ unsafe fn fill(
         pg_sys::ExecStoreVirtualTuple(record);
         let created_at = TimestampWithTimeZone::try_from(created_at).map_err(|_| Error::ForeignTable)?;
         Ok(Claimed { response, created_at })
-    }
-}
-
-/// Whether no index has the record's key; waits for who is just inserting or deleting it, which with the account locked is
-/// somebody who does so by hand, or a purge.
-///
-/// # Safety
-/// The slot is filled, and the target's indexes are open for this question.
-unsafe fn is_free(
-    records: *mut pg_sys::ResultRelInfo,
-    record: *mut pg_sys::TupleTableSlot,
-    state: *mut pg_sys::EState,
-) -> bool {
-    let mut taken_at = pg_sys::ItemPointerData::default();
-    let every_index = ptr::null_mut();
-    // SAFETY: our caller promises slot and target.
-    unsafe {
-        #[cfg(feature = "pg18")]
-        {
-            // An invalid place: the record is no other version of a stored one.
-            let mut none = pg_sys::ItemPointerData::default();
-            pg_sys::ExecCheckIndexConstraints(records, record, state, &mut taken_at, &mut none, every_index)
-        }
-        #[cfg(not(feature = "pg18"))]
-        pg_sys::ExecCheckIndexConstraints(records, record, state, &mut taken_at, every_index)
     }
 }
 
@@ -385,23 +462,4 @@ unsafe fn new_version(
         pg_sys::ExecStoreVirtualTuple(after);
         after
     }
-}
-
-/// Inserts the record. Its key was free a moment ago, and nobody who locks accounts takes one meanwhile; so who does has
-/// inserted it by hand in this very moment.
-///
-/// # Safety
-/// As for [`write`].
-unsafe fn insert(
-    records: *mut pg_sys::ResultRelInfo,
-    state: *mut pg_sys::EState,
-    record: *mut pg_sys::TupleTableSlot,
-) -> Result<(), Error> {
-    PgTryBuilder::new(std::panic::AssertUnwindSafe(|| {
-        // SAFETY: our caller promises all of them.
-        unsafe { pg_sys::ExecSimpleRelationInsert(records, state, record) };
-        Ok(())
-    }))
-    .catch_when(PgSqlErrorCode::ERRCODE_UNIQUE_VIOLATION, |_| Err(Error::RecordedMeanwhile))
-    .execute()
 }
