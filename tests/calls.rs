@@ -19,7 +19,7 @@ pub struct Call {
 }
 
 /// All of them; each works where [`prepare`] ran.
-pub const CALLS: [Call; 8] = [
+pub const CALLS: [Call; 9] = [
     Call {
         sql: "SELECT debit_once(1, 'key', 100)",
         first: r#"done: {"balance": 900}"#,
@@ -78,27 +78,35 @@ pub const CALLS: [Call; 8] = [
         changed: "SELECT accept_version('a', 'order', 6)",
         refused: "done: f",
     },
+    Call {
+        sql: "SELECT string_agg(concat_ws(' ', response ->> 'balance', replayed), ', ' ORDER BY ordinal)
+                FROM debit_batch_once('{9, 9}', '{key, other}', '{100, 1}')",
+        first: "done: 900 f, 899 f",
+        then: "done: 900 t, 899 t",
+        changed: "SELECT string_agg(sqlstate, ', ') FROM debit_batch_once('{9, 9}', '{key, other}', '{101, 2}')",
+        refused: "done: 22023, 22023",
+    },
 ];
 
-/// Makes accounts 1 to 8 with 1000 each, the handler, and a policy.
+/// Makes accounts 1 to 9 with 1000 each, the handler, and a policy.
 pub fn prepare(client: &mut Client) {
     client
         .batch_execute(
-            "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 8) AS i;
+            "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 9) AS i;
              CREATE FUNCTION echo(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $2';
              INSERT INTO operation_policy (operation, stored_request) VALUES ('credit:v1', 'fingerprint')",
         )
         .expect("accounts, a handler and a policy");
 }
 
-/// The balances of accounts 1 to 8 after [`prepare`].
-pub const BEFORE: &str = "1000 1000 1000 1000 1000 1000 1000 1000";
+/// The balances of accounts 1 to 9 after [`prepare`].
+pub const BEFORE: &str = "1000 1000 1000 1000 1000 1000 1000 1000 1000";
 /// And after each of [`CALLS`] was executed once.
-pub const AFTER: &str = "900 1100 1000 1000 1000 900 1000 1000";
+pub const AFTER: &str = "900 1100 1000 1000 1000 900 1000 1000 899";
 
-/// The balances of accounts 1 to 8.
+/// The balances of accounts 1 to 9.
 pub fn balances(client: &mut Client) -> String {
-    value(client, "SELECT string_agg(balance::text, ' ' ORDER BY account_id) FROM account WHERE account_id <= 8")
+    value(client, "SELECT string_agg(balance::text, ' ' ORDER BY account_id) FROM account WHERE account_id <= 9")
 }
 
 /// Makes every call for the first time.

@@ -23,7 +23,7 @@ const HANDLER: &str = "CREATE FUNCTION public.echo(bigint, jsonb) RETURNS jsonb 
 
 /// Calls of the functions besides `debit_once` and `purge_expired_keys`, and what they answer where account 99 has none of
 /// the identities yet, and then. `@` stands for a number.
-const CALLS: [(&str, &str, &str); 11] = [
+const CALLS: [(&str, &str, &str); 13] = [
     ("credit_once(99, 'credit @', 1)->'balance' > '0'", "t", "t"),
     ("(SELECT replayed FROM credit_once_outcome(99, 'outcome @', 1))", "f", "t"),
     ("(SELECT replayed FROM debit_once_outcome(99, 'outcome @', 1))", "f", "t"),
@@ -43,10 +43,16 @@ const CALLS: [(&str, &str, &str); 11] = [
         "0",
     ),
     ("accept_version('a', 'entity @', 1)", "t", "f"),
+    (
+        "(SELECT string_agg(concat(replayed, sqlstate), ' ') FROM debit_batch_once('{99, 99, 404}', '{batch @, other @, batch @}', '{1, 1, 1}'))",
+        "f f f23503",
+        "t t f23503",
+    ),
+    ("(SELECT replayed FROM credit_batch_once('{99}', '{batch @}', '{2}'))", "f", "t"),
 ];
 
 /// Refusals after [`CALLS`], in which saved plans have a part too.
-const REFUSALS: [(&str, &str); 8] = [
+const REFUSALS: [(&str, &str); 10] = [
     ("credit_once(99, 'credit @', 2)", "22023"),
     ("debit_once(99, 'cancelled @', 1)", "22023"),
     ("run_once(99, 'echo:v1', 'run @', '[2]', 'public.echo(bigint, jsonb)')", "22023"),
@@ -55,6 +61,8 @@ const REFUSALS: [(&str, &str); 8] = [
     ("apply_message_once('b', md5('@')::uuid, 99, 2)", "22023"),
     ("(SELECT count(*) FROM accept_messages('c', ARRAY[md5('@')::uuid], '{99}', '{3}'))", "22023"),
     ("cancel_request(404, 'debit:v1', 'key')", "23503"),
+    ("(SELECT sqlstate FROM credit_batch_once('{99}', '{batch @}', '{3}'))", "22023"),
+    ("(SELECT count(*) FROM debit_batch_once('{99, 99}', '{batch @}', '{3}'))", "22023"),
 ];
 
 /// Calls every function besides `debit_once` with identities of this number, which nobody has had.
