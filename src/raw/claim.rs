@@ -79,13 +79,13 @@ pub enum Claiming {
 pub fn claim(tables: &ClaimTables, claim: &Claim<'_>) -> Result<Claiming, Error> {
     let (account, account_columns) = tables.account;
     let (requests, columns) = &tables.requests;
-    // SAFETY: reading variables of this single-threaded process. With an older snapshot the executor alone knows when to raise
+    // SAFETY: reading variables of this single-threaded process, the hook by copying it. With an older snapshot the executor alone knows when to raise
     // 40001; and it refuses writes where none are allowed. Who watches what statements touch has to see them.
     let unsuitable = unsafe {
         pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32
             || pg_sys::XactReadOnly
             || pg_sys::IsInParallelMode()
-            || (*(&raw const pg_sys::ExecutorCheckPerms_hook)).is_some()
+            || (&raw const pg_sys::ExecutorCheckPerms_hook).read().is_some()
     };
     if unsuitable || has_row_security(*requests) || !owners_may_write(account, *requests) {
         return Ok(Claiming::Unable);
