@@ -79,6 +79,11 @@ pub fn find_visible(connected: &SpiClient<'_>, accounts: Vec<i64>) -> Result<Has
 /// Locks the accounts until the end of the transaction, in ascending order, so that two callers do not deadlock. Those that
 /// do not exist, or cannot be locked, are not in the result; one that is created meanwhile does not exist yet.
 pub fn lock_all(connected: &SpiClient<'_>, accounts: Vec<i64>) -> Result<BTreeMap<i64, Balance>, Error> {
+    // The first one by itself: where batches use the same accounts this is where they wait, and the statement that locks the
+    // others begins afterwards and finds them as they are, instead of as they were and then each once more as it is.
+    if let Some(&first) = accounts.first() {
+        statement::LOCK_ACCOUNT.run(connected, &[first.into()])?;
+    }
     let locked = statement::LOCK_BALANCES.run(connected, &[accounts.into()])?;
     let mut balances = BTreeMap::new();
     for row in 0..usize::try_from(locked.len()).unwrap_or(0) {
