@@ -83,19 +83,22 @@ macro_rules! claimed {
 
 /// $1 account, $2 operation, $3 key, $4 request: the saved response, when it was executed, whether the saved request is
 /// the same, whether it was cancelled, and the fingerprint, where that is all that was saved of the request.
+///
+/// Rows are compared, since only the primary key can serve that: for a table that was empty when it was analyzed, the planner
+/// takes the index by operation and time for as good, and the plan that reads all records of the operation would stay.
 pub static FIND: Statement = Statement {
     text: "SELECT response, created_at, request OPERATOR(pg_catalog.=) $4, cancelled, request_fingerprint
              FROM @extschema@.request_result
             WHERE account_id OPERATOR(pg_catalog.=) $1
-              AND operation OPERATOR(pg_catalog.=) $2
-              AND request_key OPERATOR(pg_catalog.=) $3",
+              AND (account_id, operation, request_key) OPERATOR(pg_catalog.>=) ($1, $2, $3)
+              AND (account_id, operation, request_key) OPERATOR(pg_catalog.<=) ($1, $2, $3)",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID, PgBuiltInOids::JSONBOID],
     text_0_1: Some(
         "SELECT response, created_at, request OPERATOR(pg_catalog.=) $4, false, CAST(NULL AS pg_catalog.bytea)
              FROM @extschema@.request_result
             WHERE account_id OPERATOR(pg_catalog.=) $1
-              AND operation OPERATOR(pg_catalog.=) $2
-              AND request_key OPERATOR(pg_catalog.=) $3",
+              AND (account_id, operation, request_key) OPERATOR(pg_catalog.>=) ($1, $2, $3)
+              AND (account_id, operation, request_key) OPERATOR(pg_catalog.<=) ($1, $2, $3)",
     ),
     ..BY_INDEX
 };
@@ -105,8 +108,8 @@ pub static FIND_SAVED: Statement = Statement {
     text: "SELECT response, cancelled
              FROM @extschema@.request_result
             WHERE account_id OPERATOR(pg_catalog.=) $1
-              AND operation OPERATOR(pg_catalog.=) $2
-              AND request_key OPERATOR(pg_catalog.=) $3",
+              AND (account_id, operation, request_key) OPERATOR(pg_catalog.>=) ($1, $2, $3)
+              AND (account_id, operation, request_key) OPERATOR(pg_catalog.<=) ($1, $2, $3)",
     parameters: &[PgBuiltInOids::INT8OID, PgBuiltInOids::TEXTOID, PgBuiltInOids::TEXTOID],
     ..BY_INDEX
 };
@@ -116,8 +119,8 @@ pub static FIND_RECORD: Statement = Statement {
     text: "SELECT request, response, created_at, request_fingerprint, cancelled
              FROM @extschema@.request_result
             WHERE account_id OPERATOR(pg_catalog.=) $1
-              AND operation OPERATOR(pg_catalog.=) $2
-              AND request_key OPERATOR(pg_catalog.=) $3",
+              AND (account_id, operation, request_key) OPERATOR(pg_catalog.>=) ($1, $2, $3)
+              AND (account_id, operation, request_key) OPERATOR(pg_catalog.<=) ($1, $2, $3)",
     parameters: FIND_SAVED.parameters,
     ..BY_INDEX
 };
@@ -134,8 +137,8 @@ pub static FIND_DIFFERENCE: Statement = Statement {
                            WHERE NOT $4 OPERATOR(pg_catalog.?) field)
              FROM @extschema@.request_result AS saved
             WHERE saved.account_id OPERATOR(pg_catalog.=) $1
-              AND saved.operation OPERATOR(pg_catalog.=) $2
-              AND saved.request_key OPERATOR(pg_catalog.=) $3
+              AND (saved.account_id, saved.operation, saved.request_key) OPERATOR(pg_catalog.>=) ($1, $2, $3)
+              AND (saved.account_id, saved.operation, saved.request_key) OPERATOR(pg_catalog.<=) ($1, $2, $3)
               AND saved.request_fingerprint IS NULL
               AND pg_catalog.jsonb_typeof(saved.request) OPERATOR(pg_catalog.=) 'object'
               AND pg_catalog.jsonb_typeof($4) OPERATOR(pg_catalog.=) 'object'",
@@ -262,9 +265,7 @@ pub static CHANGE_BALANCE: Statement = Statement {
 };
 
 /// $1 accounts, $2 operation, $3 keys, $4 amounts: the records that there are, as [`FIND`] finds each, and which of the
-/// requests, from 1, each answers. LIMIT keeps the planner from joining in another way than by a look-up for each, and the
-/// comparison of rows, which only the primary key can serve, from looking up in the index by operation and time: for a table
-/// that was empty when it was analyzed it takes the one for as good as the other.
+/// requests, from 1, each answers. LIMIT keeps the planner from joining in another way than by a look-up for each.
 pub static FIND_MANY: Statement = Statement {
     text: "SELECT saved.response, saved.created_at,
                   saved.request OPERATOR(pg_catalog.=) pg_catalog.jsonb_build_object('amount', given.amount),
@@ -364,8 +365,8 @@ pub static FIND_WRITER: Statement = Statement {
     text: "SELECT xmin
              FROM @extschema@.request_result
             WHERE account_id OPERATOR(pg_catalog.=) $1
-              AND operation OPERATOR(pg_catalog.=) $2
-              AND request_key OPERATOR(pg_catalog.=) $3",
+              AND (account_id, operation, request_key) OPERATOR(pg_catalog.>=) ($1, $2, $3)
+              AND (account_id, operation, request_key) OPERATOR(pg_catalog.<=) ($1, $2, $3)",
     parameters: FIND_SAVED.parameters,
     ..BY_INDEX
 };
@@ -418,13 +419,18 @@ pub static FIND_HANDLER: Statement = Statement {
 
 /// $1 subscriber, $2 message id, $3 account, $4 delta or NULL: whether account and delta are the recorded ones, and the
 /// fingerprint of the payload.
+///
+/// The order of message ids is that of the primary key alone, for the same reason as in [`FIND`]; so in the other statements on
+/// messages. It counts only where nothing says that there is one message id.
 pub static FIND_MESSAGE: Statement = Statement {
     text: "SELECT account_id OPERATOR(pg_catalog.=) $3, delta OPERATOR(pg_catalog.=) $4, payload_fingerprint
              FROM @extschema@.processed_message
             WHERE subscriber OPERATOR(pg_catalog.=) $1
-              AND message_id OPERATOR(pg_catalog.=) $2",
+              AND message_id OPERATOR(pg_catalog.>=) $2
+              AND message_id OPERATOR(pg_catalog.<=) $2
+            ORDER BY message_id LIMIT 1",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDOID, PgBuiltInOids::INT8OID, PgBuiltInOids::INT8OID],
-    ..BY_INDEX
+    ..IN_ORDER
 };
 
 /// $1 subscriber, $2 message id, $3 account, $4 fingerprint of the payload, $5 what will be added to the
@@ -471,13 +477,15 @@ pub static CHECK_MESSAGES: Statement = Statement {
 pub static FIND_NEW_MESSAGE: Statement = Statement {
     text: "SELECT given.message_id
              FROM pg_catalog.unnest($2) AS given (message_id)
-            WHERE NOT EXISTS (
-                  SELECT FROM @extschema@.processed_message AS recorded
-                   WHERE recorded.subscriber OPERATOR(pg_catalog.=) $1
-                     AND recorded.message_id OPERATOR(pg_catalog.=) given.message_id)
+            WHERE (SELECT recorded.message_id
+                     FROM @extschema@.processed_message AS recorded
+                    WHERE recorded.subscriber OPERATOR(pg_catalog.=) $1
+                      AND recorded.message_id OPERATOR(pg_catalog.>=) given.message_id
+                      AND recorded.message_id OPERATOR(pg_catalog.<=) given.message_id
+                    ORDER BY recorded.message_id LIMIT 1) IS NULL
             LIMIT 1",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDARRAYOID],
-    ..BY_INDEX
+    ..IN_ORDER
 };
 
 /// $1 subscriber, $2 message ids, $3 accounts: locks the accounts of the messages that are not recorded yet, in one order, so
@@ -487,10 +495,12 @@ pub static LOCK_ACCOUNTS: Statement = Statement {
     text: "WITH wanted AS MATERIALIZED (
                SELECT given.account_id
                  FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3)) AS given (message_id, account_id)
-                WHERE NOT EXISTS (
-                      SELECT FROM @extschema@.processed_message AS recorded
-                       WHERE recorded.subscriber OPERATOR(pg_catalog.=) $1
-                         AND recorded.message_id OPERATOR(pg_catalog.=) given.message_id)
+                WHERE (SELECT recorded.message_id
+                         FROM @extschema@.processed_message AS recorded
+                        WHERE recorded.subscriber OPERATOR(pg_catalog.=) $1
+                          AND recorded.message_id OPERATOR(pg_catalog.>=) given.message_id
+                          AND recorded.message_id OPERATOR(pg_catalog.<=) given.message_id
+                        ORDER BY recorded.message_id LIMIT 1) IS NULL
            ), locked AS MATERIALIZED (
                SELECT account.account_id
                  FROM @extschema@.account
@@ -503,7 +513,7 @@ pub static LOCK_ACCOUNTS: Statement = Statement {
              LEFT JOIN locked ON locked.account_id OPERATOR(pg_catalog.=) wanted.account_id
             WHERE locked.account_id IS NULL",
     parameters: &[PgBuiltInOids::TEXTOID, PgBuiltInOids::UUIDARRAYOID, PgBuiltInOids::INT8ARRAYOID],
-    ..BY_INDEX
+    ..IN_ORDER
 };
 
 /// $1 subscriber, $2 message ids, $3 accounts, $4 fingerprints of the payloads or NULL: records the messages in the order of their ids, and
@@ -549,9 +559,13 @@ pub static FIND_MESSAGES_REUSED: Statement = Statement {
                   recorded.payload_fingerprint OPERATOR(pg_catalog.<>) given.fingerprint AS payload_differs
              FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4))
                   AS given (message_id, account_id, fingerprint)
-             LEFT JOIN @extschema@.processed_message AS recorded
-               ON recorded.subscriber OPERATOR(pg_catalog.=) $1
-              AND recorded.message_id OPERATOR(pg_catalog.=) given.message_id
+             LEFT JOIN LATERAL (
+                  SELECT message_id, account_id, payload_fingerprint
+                    FROM @extschema@.processed_message
+                   WHERE subscriber OPERATOR(pg_catalog.=) $1
+                     AND message_id OPERATOR(pg_catalog.>=) given.message_id
+                     AND message_id OPERATOR(pg_catalog.<=) given.message_id
+                   ORDER BY message_id LIMIT 1) AS recorded ON true
             WHERE recorded.message_id IS NULL
                OR recorded.account_id OPERATOR(pg_catalog.<>) given.account_id
                OR recorded.payload_fingerprint OPERATOR(pg_catalog.<>) given.fingerprint
@@ -563,7 +577,7 @@ pub static FIND_MESSAGES_REUSED: Statement = Statement {
         PgBuiltInOids::INT8ARRAYOID,
         PgBuiltInOids::BYTEAARRAYOID,
     ],
-    ..BY_INDEX
+    ..IN_ORDER
 };
 
 /// $1 subscriber, $2 entity, $3 version: a row if this or a later version was accepted.

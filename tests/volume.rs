@@ -362,3 +362,58 @@ fn memory_stays_flat_over_refusals_of_every_function_that_the_caller_catches() {
     assert_eq!(value(&mut client, "SELECT count(*) FROM request_result"), "3");
     assert_eq!(value(&mut client, "SELECT count(*) FROM processed_message"), "2");
 }
+
+#[test]
+fn a_record_is_found_by_its_key_also_with_a_plan_from_when_its_table_was_analyzed_empty() {
+    let database = CLUSTER.database();
+    let mut client = CLUSTER.connect_to(&database);
+    // With row security a debit looks up by statements.
+    client
+        .batch_execute(
+            "INSERT INTO account SELECT i, 1000 FROM generate_series(1, 1000) AS i;
+             CREATE ROLE by_key; GRANT USAGE ON SCHEMA public TO by_key;
+             GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO by_key;
+             ALTER TABLE account ENABLE ROW LEVEL SECURITY; CREATE POLICY everybody ON account USING (true)",
+        )
+        .unwrap();
+    for table in ["request_result", "processed_message"] {
+        client.batch_execute(&format!("VACUUM ANALYZE {table}")).unwrap();
+    }
+    let calls = [
+        ("request_result", "SELECT debit_once(1, 'key', 1) IS NOT NULL"),
+        ("request_result", "SELECT response IS NOT NULL FROM find_request(1, 'debit:v1', 'key')"),
+        ("request_result", "SELECT cancel_request(1, 'debit:v1', 'key') IS NOT NULL"),
+        ("processed_message", "SELECT accept_message('billing', md5('')::uuid, 1) IS NOT NULL"),
+        (
+            "processed_message",
+            "SELECT count(*) >= 0 FROM accept_messages('billing', ARRAY[md5(now()::text)::uuid], '{1}')",
+        ),
+    ];
+    client.batch_execute("SET ROLE by_key").unwrap();
+    for (_, call) in calls {
+        assert_eq!(value(&mut client, call), "t", "{call}");
+    }
+    CLUSTER
+        .connect_to(&database)
+        .batch_execute(
+            "INSERT INTO request_result SELECT i % 1000 + 1, 'debit:v1', i::text, '{\"amount\": 1}', '{\"balance\": 1}'
+               FROM generate_series(1, 20000) AS i;
+             INSERT INTO processed_message (subscriber, message_id, account_id)
+             SELECT 'billing', md5(i::text)::uuid, 1 FROM generate_series(1, 20000) AS i",
+        )
+        .unwrap();
+    for (table, call) in calls {
+        let read = format!(
+            "SELECT coalesce(idx_tup_fetch, 0) + seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = '{table}'"
+        );
+        client.batch_execute("BEGIN").unwrap();
+        let [before, after] = [0, 1].map(|time| {
+            if time == 1 {
+                assert_eq!(value(&mut client, call), "t", "{call}");
+            }
+            value(&mut client, &read).parse::<i64>().expect("a number")
+        });
+        client.batch_execute("COMMIT").unwrap();
+        assert!(after - before <= 3, "{call} read {}", after - before);
+    }
+}
