@@ -476,6 +476,8 @@ def main():
             "one hot account, 8 connections": race("one hot account, 8 connections", "hot", CONNECTIONS),
             "fresh, 8 connections, synchronous_commit off":
                 race("fresh, 8 connections, synchronous_commit off", "fresh", CONNECTIONS, synchronous_commit="off"),
+            "one hot account, 8 connections, synchronous_commit off":
+                race("one hot account, 8 connections, synchronous_commit off", "hot", CONNECTIONS, synchronous_commit="off"),
         },
         "batches": batches(),
         "growth": growth(),
