@@ -56,6 +56,10 @@ impl Once for Cancellation<'_> {
             .map_or(Ok(()), |date| date.check(Subject::Operation(self.identity.operation)))
     }
 
+    fn is_repeat(answer: &Self::Answer) -> bool {
+        answer.is_some()
+    }
+
     fn place(&self) -> (i64, &'static str) {
         (self.identity.account, request::TABLE)
     }

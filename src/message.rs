@@ -199,6 +199,10 @@ impl Once for Message {
             .map_or(Ok(()), |date| date.check(Subject::Subscriber(&self.subscriber.to_bytes())))
     }
 
+    fn is_repeat(answer: &Delivery) -> bool {
+        matches!(answer, Delivery::Repeated)
+    }
+
     fn place(&self) -> (i64, &'static str) {
         (self.account, TABLE)
     }

@@ -35,6 +35,9 @@ pub trait Once {
     /// Refuses what is too old to say whether it happened: its record may have been purged. Asked where there is no record.
     fn check_age(&self) -> Result<(), Error>;
 
+    /// Whether the answer is one that was recorded before.
+    fn is_repeat(answer: &Self::Answer) -> bool;
+
     /// The account, whose lock every claim takes, and the table of the record.
     fn place(&self) -> (i64, &'static str);
 }
@@ -50,21 +53,31 @@ const ATTEMPTS: usize = 2;
 /// whoever executes or cancels a request of the account locks it, and one in flight may yet make the refusal wrong.
 ///
 /// The age is asked for before anything is done, and again when something was, or is refused: a purge may have deleted the
-/// record in between, but then it has moved the fence in the same transaction.
+/// record in between, but then it has moved the fence in the same transaction. A record that is there answers whatever its age.
 pub fn once<O: Once>(what: &O) -> Result<O::Answer, Error> {
     let in_time = |answer: Result<Option<O::Answer>, Error>| {
-        if !matches!(answer, Ok(None)) {
+        let recorded = matches!(&answer, Ok(Some(answer)) if O::is_repeat(answer));
+        if !recorded && !matches!(answer, Ok(None)) {
             what.check_age()?;
         }
         answer
     };
     let (account, table) = what.place();
-    let found = if account::is_secured()? { None } else { what.find_first()? };
+    let mut found = Ok(None);
+    if !account::is_secured()? {
+        found = what.find_first();
+        // It may have become so while the look-up waited for a lock.
+        if account::is_secured()? {
+            found = Ok(None);
+        }
+    }
+    let found = found?;
     match found {
         Some(Some(answer)) => return Ok(answer),
         Some(None) => {
             what.check_age()?;
-            if let Some(answer) = in_time(what.claim_first())? {
+            // An error there leaves nothing that could be asked.
+            if let Some(answer) = in_time(Ok(what.claim_first()?))? {
                 return Ok(answer);
             }
         }

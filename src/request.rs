@@ -200,6 +200,10 @@ impl<O: Operation> once::Once for Requested<'_, O> {
         self.first_sent.map_or(Ok(()), |date| date.check(Subject::Operation(self.request.identity.operation)))
     }
 
+    fn is_repeat(answer: &Outcome) -> bool {
+        answer.replayed
+    }
+
     fn place(&self) -> (i64, &'static str) {
         (self.request.identity.account, TABLE)
     }

@@ -4,7 +4,8 @@
 use std::sync::LazyLock;
 
 use client_tests::{
-    Cluster, balance, contents, debit, debit_in_background, outcome, pid, simple, value, wait_until_blocked,
+    Cluster, balance, contents, debit, debit_in_background, in_background, outcome, pid, simple, value,
+    wait_until_blocked,
 };
 use postgres::Client;
 use rand::rngs::StdRng;
@@ -236,4 +237,122 @@ fn a_repeat_that_waited_for_the_request_in_flight_writes_nothing_and_locks_no_ac
     // Others are not kept from the account by it.
     observer.batch_execute("SET lock_timeout = '5s'").unwrap();
     assert_eq!(debit(&mut observer, 1, "another", 100).unwrap(), r#"{"balance": 800}"#);
+}
+
+/// Begins this in one session, makes the call in another one that waits for it, and commits. The call's answer.
+fn call_while_waiting(database: &str, ddl: &str, settings: &str, call: &str) -> String {
+    let mut other = CLUSTER.connect_to(database);
+    other.batch_execute(&format!("BEGIN; {ddl}")).expect(ddl);
+    let mut caller = CLUSTER.connect_to(database);
+    caller.batch_execute(settings).expect(settings);
+    let waiting = pid(&mut caller);
+    let caller = in_background(caller, call.to_owned());
+    wait_until_blocked(&mut CLUSTER.connect_to(database), waiting);
+    other.batch_execute("COMMIT").expect("COMMIT");
+    outcome(caller.join().expect("no panic").1)
+}
+
+#[test]
+fn row_security_that_is_switched_on_while_a_call_waits_counts() {
+    let (database, mut client) = session(
+        "CREATE ROLE row_caller; GRANT USAGE ON SCHEMA public TO row_caller;
+         GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint) TO row_caller;
+         SELECT debit_once(1, 'known', 1)",
+    );
+    let secure = "ALTER TABLE account ENABLE ROW LEVEL SECURITY";
+    for (ddl, key) in [(secure.to_owned(), "new"), (format!("LOCK TABLE request_result; {secure}"), "known")] {
+        let call = format!("SELECT debit_once(1, '{key}', 1)");
+        let answer = call_while_waiting(&database, &ddl, "SET ROLE row_caller", &call);
+        assert!(["42501", "23503"].contains(&answer.as_str()), "{key}: {answer}");
+        client.batch_execute("ALTER TABLE account DISABLE ROW LEVEL SECURITY").unwrap();
+        assert_eq!(balance(&mut client, 1), 999);
+    }
+}
+
+#[test]
+fn columns_are_told_by_their_names_in_a_session_that_knew_others() {
+    let (database, mut client) = session("SELECT debit_once(1, 'before', 1)");
+    let mut other = CLUSTER.connect_to(&database);
+    other
+        .batch_execute(
+            "ALTER TABLE account RENAME balance TO held;
+             ALTER TABLE account ADD COLUMN balance bigint NOT NULL DEFAULT 50;
+             ALTER TABLE request_result RENAME request TO swapped;
+             ALTER TABLE request_result RENAME response TO request;
+             ALTER TABLE request_result RENAME swapped TO response",
+        )
+        .unwrap();
+    assert_eq!(outcome(debit(&mut client, 1, "more than there is", 100)), "P0001");
+    assert_eq!(debit(&mut client, 1, "key", 5).unwrap(), r#"{"balance": 45}"#);
+    assert_eq!(debit(&mut client, 1, "key", 5).unwrap(), r#"{"balance": 45}"#);
+    assert_eq!(value(&mut client, "SELECT held || ' ' || balance FROM account WHERE account_id = 1"), "999 45");
+    assert_eq!(
+        value(&mut client, "SELECT concat(request, response) FROM request_result WHERE request_key = 'key'"),
+        r#"{"amount": 5}{"balance": 45}"#
+    );
+}
+
+#[test]
+fn a_balance_that_is_computed_cannot_be_debited() {
+    for alter in [
+        "ALTER TABLE account DROP CONSTRAINT account_balance_check;
+         ALTER TABLE account RENAME balance TO base;
+         ALTER TABLE account ADD balance bigint GENERATED ALWAYS AS (base) STORED",
+        "ALTER TABLE account ALTER balance ADD GENERATED ALWAYS AS IDENTITY",
+    ] {
+        let (database, mut client) = session(alter);
+        let before = contents(&mut client);
+        for mut client in [CLUSTER.connect_to(&database), client] {
+            assert_eq!(outcome(debit(&mut client, 1, "key", 100)), "428C9", "{alter}");
+            assert_eq!(contents(&mut client), before, "{alter}");
+        }
+    }
+}
+
+#[test]
+fn deferrable_constraints_and_checks_that_call_functions_are_left_to_the_statements() {
+    let (_, mut client) = session("ALTER TABLE request_result ADD UNIQUE (request_key) DEFERRABLE");
+    assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
+    assert_eq!(outcome(debit(&mut client, 2, "key", 100)), "23505");
+
+    let (_, mut client) = session(
+        "CREATE TABLE list (number int PRIMARY KEY); INSERT INTO list VALUES (1);
+         CREATE FUNCTION is_fine(text) RETURNS boolean LANGUAGE plpgsql AS
+             $$ BEGIN IF $1 LIKE 'twice%' THEN INSERT INTO list VALUES (1); END IF; RETURN true; END $$;
+         ALTER TABLE request_result ADD CHECK (is_fine(request_key))",
+    );
+    // It is nothing that a retry could mend.
+    assert_eq!(outcome(debit(&mut client, 1, "twice", 100)), "23505");
+    assert_eq!(balance(&mut client, 1), 1000);
+}
+
+#[test]
+fn who_waited_for_a_dated_key_gets_its_answer_also_where_a_purge_moved_the_fence_past_it() {
+    let echo = "CREATE FUNCTION echo(bigint, jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $2'";
+    let date = "clock_timestamp() - interval '1 hour'";
+    for call in [
+        format!("SELECT debit_once(1, 'key', 100, {date})"),
+        format!("SELECT run_once(1, 'echo:v1', 'key', '{{}}', 'echo(bigint, jsonb)', {date})"),
+    ] {
+        let (database, mut client) = session(&format!("{echo}; SET idempotency_record.clock_skew = 0"));
+        // Something of the operation has to be there for a purge to purge.
+        client
+            .batch_execute(
+                "SELECT run_once(1, 'echo:v1', 'other', '{}', 'echo(bigint, jsonb)'); SELECT debit_once(1, 'other', 1)",
+            )
+            .unwrap();
+        let mut first = CLUSTER.connect_to(&database);
+        first.batch_execute("BEGIN").unwrap();
+        let answer = value(&mut first, &call);
+        let mut repeat = CLUSTER.connect_to(&database);
+        repeat.batch_execute("SET idempotency_record.clock_skew = 0").unwrap();
+        let waiting = pid(&mut repeat);
+        let repeat = in_background(repeat, call.clone());
+        wait_until_blocked(&mut CLUSTER.connect_to(&database), waiting);
+        client.batch_execute("SELECT purge_expired_keys('0')").unwrap();
+        first.batch_execute("COMMIT").unwrap();
+        assert_eq!(outcome(repeat.join().expect("no panic").1), format!("done: {answer}"), "{call}");
+        // Whereas one of that age of which there is no record is refused.
+        assert_eq!(outcome(simple(&mut client, &call.replace("'key'", "'unknown'"))), "22023");
+    }
 }

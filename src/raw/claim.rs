@@ -12,9 +12,12 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
 use super::lookup::Columns;
-use super::scan::{Index, Key, PrimaryKey, Row, column, find_owner, has_row_security, read_first};
+use super::scan::{Index, Key, PrimaryKey, Row, are_as_known, column, has_row_security, read_first};
 use super::{Jsonb, Text};
 use crate::error::Error;
+
+/// How many columns `request_result` has.
+const COLUMNS: i32 = 8;
 
 /// The columns of `account` that we know; it may have others.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,6 +27,16 @@ pub struct AccountColumns {
 }
 
 impl AccountColumns {
+    /// Whether these are still the columns of the relation.
+    ///
+    /// # Safety
+    /// The relation is open and locked.
+    unsafe fn are_of(&self, relation: pg_sys::Relation) -> bool {
+        let columns = [(self.account_id, c"account_id", pg_sys::INT8OID), (self.balance, c"balance", pg_sys::INT8OID)];
+        // SAFETY: our caller promises the relation.
+        unsafe { are_as_known((*relation).rd_att, &columns) }
+    }
+
     /// Of this table.
     pub(super) fn of(table: pg_sys::Oid) -> Option<Self> {
         let find = |name| column(table, name, pg_sys::INT8OID).ok();
@@ -87,9 +100,10 @@ pub fn claim(tables: &ClaimTables, claim: &Claim<'_>) -> Result<Claiming, Error>
             || pg_sys::IsInParallelMode()
             || (&raw const pg_sys::ExecutorCheckPerms_hook).read().is_some()
     };
-    if unsuitable || has_row_security(*requests) || !owners_may_write(account, *requests) {
+    if unsuitable {
         return Ok(Claiming::Unable);
     }
+    // Row security, owners and triggers are looked at when both are locked, since they may change while that is waited for.
     // SAFETY: the order of calls is the server's own for a statement. Both relations are open and locked to the end of the
     // transaction, as after a statement; after an error the server closes and lets go all.
     unsafe {
@@ -101,7 +115,10 @@ pub fn claim(tables: &ClaimTables, claim: &Claim<'_>) -> Result<Claiming, Error>
         };
         let plain = is_plain(account.0, pg_sys::TRIGGER_TYPE_UPDATE)
             && is_plain(requests.0, pg_sys::TRIGGER_TYPE_INSERT)
-            && columns.are_all_of(requests.0);
+            && account_columns.are_of(account.0)
+            && columns.are_of(requests.0)
+            && has_nothing_else(requests.0)
+            && owners_may_write(account.0, requests.0);
         if !plain {
             return Ok(Claiming::Unable);
         }
@@ -110,7 +127,9 @@ pub fn claim(tables: &ClaimTables, claim: &Claim<'_>) -> Result<Claiming, Error>
         if matches!(locked, Locking::Held) {
             // Repeats of a request in flight wait for its record and not for the account: then they need not lock it one
             // after the other, and write nothing.
-            let insertion = Insertion::begin(requests.0, columns, claim, 0)?;
+            let Some(insertion) = Insertion::begin(requests.0, columns, claim, 0)? else {
+                return Ok(Claiming::Unable);
+            };
             let free = insertion.is_free();
             insertion.end();
             if !free {
@@ -121,7 +140,9 @@ pub fn claim(tables: &ClaimTables, claim: &Claim<'_>) -> Result<Claiming, Error>
         let Locking::Done(locked) = locked else {
             return Ok(Claiming::Unable);
         };
-        let insertion = Insertion::begin(requests.0, columns, claim, locked.balance_after)?;
+        let Some(insertion) = Insertion::begin(requests.0, columns, claim, locked.balance_after)? else {
+            return Ok(Claiming::Unable);
+        };
         let free = insertion.is_free();
         if free {
             write(&insertion, account.0, account_columns, &locked)?;
@@ -154,18 +175,34 @@ impl Drop for Open {
 }
 
 /// Whether the owners, whose privileges we use, have not revoked their own.
-fn owners_may_write(account: pg_sys::Oid, requests: pg_sys::Oid) -> bool {
-    let may = |table, mode: u32| {
-        // SAFETY: a look-up by oid of a table that is there.
-        find_owner(table).is_some_and(|owner| unsafe {
-            pg_sys::pg_class_aclcheck(table, owner, mode.into()) == pg_sys::AclResult::ACLCHECK_OK
-        })
+///
+/// # Safety
+/// Both relations are open.
+unsafe fn owners_may_write(account: pg_sys::Relation, requests: pg_sys::Relation) -> bool {
+    // SAFETY: our caller promises the relations.
+    let may = |relation: pg_sys::Relation, mode: u32| unsafe {
+        let owner = (*(*relation).rd_rel).relowner;
+        pg_sys::pg_class_aclcheck((*relation).rd_id, owner, mode.into()) == pg_sys::AclResult::ACLCHECK_OK
     };
-    may(account, pg_sys::ACL_UPDATE) && may(account, pg_sys::ACL_SELECT) && may(requests, pg_sys::ACL_INSERT)
+    [pg_sys::ACL_SELECT, pg_sys::ACL_UPDATE].into_iter().all(|mode| may(account, mode))
+        && [pg_sys::ACL_SELECT, pg_sys::ACL_INSERT].into_iter().all(|mode| may(requests, mode))
+}
+
+/// Whether the table of records has no columns but those that are known, and no CHECK, whose functions could raise whatever an
+/// index can.
+///
+/// # Safety
+/// The relation is open and locked, and has the known columns.
+unsafe fn has_nothing_else(requests: pg_sys::Relation) -> bool {
+    // SAFETY: our caller promises the relation.
+    unsafe {
+        let description = &*(*requests).rd_att;
+        description.natts == COLUMNS && (description.constr.is_null() || (*description.constr).num_check == 0)
+    }
 }
 
 /// Whether nothing has been added to the table that a write past the executor would miss: a trigger of somebody's own for the
-/// event, a rule, another kind of storage, partitions or children.
+/// event, row security, a rule, another kind of storage, partitions or children.
 ///
 /// # Safety
 /// The relation is open and locked.
@@ -181,8 +218,14 @@ unsafe fn is_plain(relation: pg_sys::Relation, event: u32) -> bool {
                 !trigger.tgisinternal && u32::from(trigger.tgtype as u16) & event != 0
             })
         };
+        // Before 14.7 and 15.2 the server computed no generated column for an update that it was not told the columns of.
+        #[cfg(any(feature = "pg14", feature = "pg15"))]
+        if !(*(*relation).rd_att).constr.is_null() && (*(*(*relation).rd_att).constr).has_generated_stored {
+            return false;
+        }
         class.relkind as u8 == pg_sys::RELKIND_RELATION
             && class.relam == pg_sys::HEAP_TABLE_AM_OID
+            && !has_row_security((*relation).rd_id)
             && !(class.relhasrules || class.relhassubclass || class.relispartition)
             && !of_somebody()
     }
@@ -289,7 +332,8 @@ struct Insertion {
 }
 
 impl Insertion {
-    /// Begins with what others committed up to now.
+    /// Begins with what others committed up to now. `None` where an index cannot be asked whether a key is free: one whose
+    /// constraint is deferrable, or that calls functions.
     ///
     /// # Safety
     /// The relation is `request_result`, plain, open and locked, which has these columns and no others.
@@ -298,7 +342,7 @@ impl Insertion {
         columns: &Columns,
         claim: &Claim<'_>,
         balance_after: i64,
-    ) -> Result<Self, Error> {
+    ) -> Result<Option<Self>, Error> {
         // SAFETY: our caller promises the relation. The order of calls is that of the server's worker for logical replication; all
         // that is made lives in the memory of the state, which goes at the end, or with the transaction.
         unsafe {
@@ -310,7 +354,24 @@ impl Insertion {
             let slot = pg_sys::ExecInitExtraTupleSlot(state, (*requests).rd_att, &pg_sys::TTSOpsVirtual);
             let claimed = fill(slot, columns, balance_after, claim)?;
             pg_sys::ExecOpenIndices(records, true);
-            Ok(Self { state, records, slot, claimed })
+            let insertion = Self { state, records, slot, claimed };
+            if insertion.can_ask() {
+                return Ok(Some(insertion));
+            }
+            insertion.end();
+            Ok(None)
+        }
+    }
+
+    fn can_ask(&self) -> bool {
+        // SAFETY: `begin` has opened the indexes, as many as it says.
+        unsafe {
+            let records = &*self.records;
+            (0..usize::try_from(records.ri_NumIndices).unwrap_or(0)).all(|at| {
+                let definition = &*(**records.ri_IndexRelationDescs.add(at)).rd_index;
+                let index = &**records.ri_IndexRelationInfo.add(at);
+                definition.indimmediate && index.ii_Expressions.is_null() && index.ii_Predicate.is_null()
+            })
         }
     }
 
@@ -339,7 +400,7 @@ impl Insertion {
     }
 
     /// Inserts the record. Its key was free a moment ago, and nobody who locks accounts takes one meanwhile; so who does has
-    /// inserted it by hand in this very moment.
+    /// inserted it by hand in this very moment. Nothing else here can find a duplicate: no function is called.
     fn insert(&self) -> Result<(), Error> {
         PgTryBuilder::new(std::panic::AssertUnwindSafe(|| {
             // SAFETY: all of them are what `begin` made.
@@ -384,6 +445,11 @@ unsafe fn write(
         // Nothing is asked of it, as the account is locked and has no triggers that could wait.
         let mut recheck = pg_sys::EPQState::default();
         pg_sys::ExecSimpleRelationUpdate(accounts, state, &mut recheck, locked.slot.0, after);
+        // As for the statement: a record must not name another balance than the account has.
+        let balance = *(*after).tts_values.add(usize::from(columns.balance.unsigned_abs()) - 1);
+        if balance != pg_sys::Datum::from(locked.balance_after) {
+            return Err(Error::WriteSuppressed("account"));
+        }
         pg_sys::AfterTriggerEndQuery(state);
     }
     Ok(())

@@ -10,7 +10,7 @@ use std::ffi::CStr;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
-use super::scan::{Index, Key, PrimaryKey, Row, column, read_first, type_of};
+use super::scan::{Index, Key, PrimaryKey, Row, are_as_known, column, read_first};
 use super::{Jsonb, Text};
 use crate::error::Error;
 
@@ -46,28 +46,24 @@ impl Columns {
 }
 
 impl Columns {
-    /// Whether the relation has these columns, of their types, and no others.
+    /// Whether these are still the columns of the relation.
     ///
     /// # Safety
     /// The relation is open and locked.
-    pub(super) unsafe fn are_all_of(&self, relation: pg_sys::Relation) -> bool {
+    pub(super) unsafe fn are_of(&self, relation: pg_sys::Relation) -> bool {
         let [account_id, operation, request_key] = self.identity;
         let columns = [
-            (account_id, pg_sys::INT8OID),
-            (operation, pg_sys::TEXTOID),
-            (request_key, pg_sys::TEXTOID),
-            (self.request, pg_sys::JSONBOID),
-            (self.response, pg_sys::JSONBOID),
-            (self.created_at, pg_sys::TIMESTAMPTZOID),
-            (self.fingerprint, pg_sys::BYTEAOID),
-            (self.cancelled, pg_sys::BOOLOID),
+            (account_id, c"account_id", pg_sys::INT8OID),
+            (operation, c"operation", pg_sys::TEXTOID),
+            (request_key, c"request_key", pg_sys::TEXTOID),
+            (self.request, c"request", pg_sys::JSONBOID),
+            (self.response, c"response", pg_sys::JSONBOID),
+            (self.created_at, c"created_at", pg_sys::TIMESTAMPTZOID),
+            (self.fingerprint, c"request_fingerprint", pg_sys::BYTEAOID),
+            (self.cancelled, c"cancelled", pg_sys::BOOLOID),
         ];
-        // SAFETY: our caller promises the relation; which describes its columns.
-        unsafe {
-            let description = (*relation).rd_att;
-            usize::try_from((*description).natts) == Ok(columns.len())
-                && columns.iter().all(|(column, of)| type_of(description, *column) == Some(*of))
-        }
+        // SAFETY: our caller promises the relation.
+        unsafe { are_as_known((*relation).rd_att, &columns) }
     }
 }
 
@@ -120,7 +116,7 @@ pub fn find_saved(
             return Ok(Lookup::Unable);
         }
         let mut found = Lookup::Unable;
-        if let Some(index) = usable_index(relation, &keys) {
+        if let Some(index) = usable_index(relation, &keys).filter(|_| columns.are_of(relation)) {
             pg_sys::CommandCounterIncrement();
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
             found = match read_first(relation, &Index::Opened(&index), snapshot, &keys, |row| {

@@ -239,12 +239,12 @@ pub(super) fn column(table: pg_sys::Oid, name: &CStr, of_type: pg_sys::Oid) -> R
     }
 }
 
-/// The type of a column; `None` if there is none of this number. Reads what the server's own macro does, since a call of the
-/// server for each column is felt.
+/// A column as it is described; `None` if there is none of this number. Reads what the server's own macro does, since a call of
+/// the server for each column is felt.
 ///
 /// # Safety
-/// The description is of an open relation.
-pub(super) unsafe fn type_of(description: pg_sys::TupleDesc, attribute: i16) -> Option<pg_sys::Oid> {
+/// The description is of an open relation, and not used longer than that is open.
+unsafe fn attribute<'a>(description: pg_sys::TupleDesc, number: i16) -> Option<&'a pg_sys::FormData_pg_attribute> {
     // SAFETY: our caller promises the description, which ends with as many attributes as it says.
     unsafe {
         let count = usize::try_from((*description).natts).ok()?;
@@ -255,9 +255,36 @@ pub(super) unsafe fn type_of(description: pg_sys::TupleDesc, attribute: i16) -> 
             let first = (*description).compact_attrs.as_ptr().add(count).cast::<pg_sys::FormData_pg_attribute>();
             core::slice::from_raw_parts(first, count)
         };
-        let attribute = attributes.get(usize::try_from(attribute).ok()?.checked_sub(1)?)?;
-        (!attribute.attisdropped).then_some(attribute.atttypid)
+        attributes.get(usize::try_from(number).ok()?.checked_sub(1)?).filter(|attribute| !attribute.attisdropped)
     }
+}
+
+/// The type of a column; `None` if there is none of this number.
+///
+/// # Safety
+/// The description is of an open relation.
+pub(super) unsafe fn type_of(description: pg_sys::TupleDesc, number: i16) -> Option<pg_sys::Oid> {
+    // SAFETY: our caller promises the description.
+    unsafe { attribute(description, number).map(|attribute| attribute.atttypid) }
+}
+
+/// Whether each column is still the one of this name and type, and nothing but a statement gives it its value. Numbers are
+/// remembered; a column may have been renamed since, and another one taken its name.
+///
+/// # Safety
+/// The description is of an open relation.
+pub(super) unsafe fn are_as_known(description: pg_sys::TupleDesc, columns: &[(i16, &CStr, pg_sys::Oid)]) -> bool {
+    columns.iter().all(|&(number, name, of_type)| {
+        // SAFETY: our caller promises the description; a name ends with a zero.
+        unsafe {
+            attribute(description, number).is_some_and(|attribute| {
+                attribute.atttypid == of_type
+                    && CStr::from_ptr(attribute.attname.data.as_ptr()) == name
+                    && attribute.attgenerated == 0
+                    && attribute.attidentity == 0
+            })
+        }
+    })
 }
 
 /// The number of a column of this name and type.
