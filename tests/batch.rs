@@ -172,7 +172,9 @@ fn random_batches_answer_element_by_element_as_single_calls_do_and_leave_the_sam
                 let value = *["on", "off"].choose(&mut generator.random).expect("some");
                 format!("SET idempotency_record.require_key = {value}")
             }
-            3 => "UPDATE account SET balance = balance + 500 WHERE account_id IN (0, 2, 6)".into(),
+            3 => {
+                "UPDATE account SET balance = balance + 500 WHERE account_id IN (0, 2, 6) AND balance < 1000000".into()
+            }
             4 => {
                 let fresh = format!("k{}", generator.random.random_range(0..1_000));
                 *generator.keys.last_mut().expect("some") = Some(fresh);
