@@ -182,14 +182,11 @@ impl Batch {
     /// Answers the open elements. In the order of [`crate::once::once`]: who may be told of the account; the look-up; the age;
     /// then, with the accounts locked, the look-up again, and what is to be done; and the age again.
     fn answer(&mut self, connected: &SpiClient<'_>) -> Result<(), Error> {
-        let secured = account::is_secured()?;
+        let mut secured = account::is_secured()?;
         if secured {
-            let visible = account::find_visible(connected, self.accounts())?;
-            self.refuse(|element| {
-                if visible.contains(&element.account) { Ok(()) } else { Err(Error::AccountDenied(element.account)) }
-            });
+            self.refuse_invisible(connected)?;
         }
-        self.replay(connected)?;
+        self.replay(connected, &mut secured)?;
         if let Some(bounds) = self.bounds()? {
             self.refuse(|element| {
                 element.key.as_ref().and_then(|key| key.first_sent).map_or(Ok(()), |date| bounds.check(date))
@@ -200,7 +197,7 @@ impl Batch {
             return Ok(());
         }
         let mut balances = account::lock_all(connected, self.accounts())?;
-        self.replay(connected)?;
+        self.replay(connected, &mut secured)?;
         let mut decided = self.decide(&mut balances, secured)?;
         if !decided.records.is_empty() {
             self.record(connected, &mut decided)?;
@@ -230,8 +227,17 @@ impl Batch {
         });
     }
 
+    /// Refuses the open elements whose accounts row security does not let the caller see.
+    fn refuse_invisible(&mut self, connected: &SpiClient<'_>) -> Result<(), Error> {
+        let visible = account::find_visible(connected, self.accounts())?;
+        self.refuse(|element| {
+            if visible.contains(&element.account) { Ok(()) } else { Err(Error::AccountDenied(element.account)) }
+        });
+        Ok(())
+    }
+
     /// Answers the open elements of which there is a record.
-    fn replay(&mut self, connected: &SpiClient<'_>) -> Result<(), Error> {
+    fn replay(&mut self, connected: &SpiClient<'_>, secured: &mut bool) -> Result<(), Error> {
         let keyed: Vec<&Element> = self.open.iter().filter(|element| element.key.is_some()).collect();
         if keyed.is_empty() {
             return Ok(());
@@ -241,6 +247,12 @@ impl Batch {
         let amounts: Vec<i64> = keyed.iter().map(|element| element.amount).collect();
         let arguments = [accounts.into(), self.direction.operation().into(), keys.into(), amounts.into()];
         let found = statement::FIND_MANY.run(connected, &arguments)?;
+        // It may have become so while the look-up waited for a lock.
+        if !*secured && account::is_secured()? {
+            *secured = true;
+            self.refuse_invisible(connected)?;
+            return self.replay(connected, secured);
+        }
         let mut answered = vec![false; self.answers.len()];
         for at in 0..usize::try_from(found.len()).unwrap_or(0) {
             let ordinal = found.get::<i64>(at, 6)?.and_then(|ordinal| usize::try_from(ordinal - 1).ok());

@@ -256,14 +256,20 @@ fn call_while_waiting(database: &str, ddl: &str, settings: &str, call: &str) -> 
 fn row_security_that_is_switched_on_while_a_call_waits_counts() {
     let (database, mut client) = session(
         "CREATE ROLE row_caller; GRANT USAGE ON SCHEMA public TO row_caller;
-         GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint) TO row_caller;
+         GRANT EXECUTE ON FUNCTION debit_once(bigint, text, bigint), debit_batch_once TO row_caller;
          SELECT debit_once(1, 'known', 1)",
     );
     let secure = "ALTER TABLE account ENABLE ROW LEVEL SECURITY";
-    for (ddl, key) in [(secure.to_owned(), "new"), (format!("LOCK TABLE request_result; {secure}"), "known")] {
-        let call = format!("SELECT debit_once(1, '{key}', 1)");
-        let answer = call_while_waiting(&database, &ddl, "SET ROLE row_caller", &call);
-        assert!(["42501", "23503"].contains(&answer.as_str()), "{key}: {answer}");
+    for (ddl, call) in [
+        (secure.to_owned(), "SELECT debit_once(1, 'new', 1)"),
+        (format!("LOCK TABLE request_result; {secure}"), "SELECT debit_once(1, 'known', 1)"),
+        (
+            format!("LOCK TABLE request_result; {secure}"),
+            "SELECT concat(response, sqlstate) FROM debit_batch_once('{1}', '{known}', '{1}')",
+        ),
+    ] {
+        let answer = call_while_waiting(&database, &ddl, "SET ROLE row_caller", call);
+        assert!(["42501", "23503", "done: 42501"].contains(&answer.as_str()), "{call}: {answer}");
         client.batch_execute("ALTER TABLE account DISABLE ROW LEVEL SECURITY").unwrap();
         assert_eq!(balance(&mut client, 1), 999);
     }
