@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use client_tests::{
-    Cluster, balance, contents, debit, debit_in_background, in_background, outcome, pid, simple, value,
+    Cluster, balance, contents, debit, debit_in_background, in_background, major, outcome, pid, simple, value,
     wait_until_blocked,
 };
 use postgres::Client;
@@ -106,7 +106,9 @@ fn what_was_added_to_account_is_kept_up() {
          CREATE INDEX ON account (balance);
          UPDATE account SET owner = (SELECT string_agg(md5(i::text), '') FROM generate_series(1, 1000) AS i)",
     );
-    assert_eq!(way(&mut client), PAST_THE_EXECUTOR);
+    // The first releases of 14 and 15 would not compute the column past the executor.
+    let expected = if major() < 16 { BY_STATEMENTS } else { PAST_THE_EXECUTOR };
+    assert_eq!(way(&mut client), expected);
     let owner = value(&mut client, "SELECT md5(owner) FROM account WHERE account_id = 1");
     assert_eq!(debit(&mut client, 1, "key", 100).unwrap(), r#"{"balance": 900}"#);
     assert_eq!(value(&mut client, "SELECT twice FROM account WHERE account_id = 1"), "1800");
