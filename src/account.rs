@@ -73,7 +73,7 @@ pub struct Balance {
 /// Those of the accounts that the caller may use, as [`check_visible`].
 pub fn find_visible(connected: &SpiClient<'_>, accounts: Vec<i64>) -> Result<HashSet<i64>, Error> {
     let found = statement::FIND_ACCOUNTS.run(connected, &[accounts.into()])?;
-    (0..usize::try_from(found.len()).unwrap_or(0)).filter_map(|row| found.get(row, 1).transpose()).collect()
+    found.numbers().filter_map(|row| found.get(row, 1).transpose()).collect()
 }
 
 /// Locks the accounts until the end of the transaction, in ascending order, so that two callers do not deadlock. Those that
@@ -86,7 +86,7 @@ pub fn lock_all(connected: &SpiClient<'_>, accounts: Vec<i64>) -> Result<BTreeMa
     }
     let locked = statement::LOCK_BALANCES.run(connected, &[accounts.into()])?;
     let mut balances = BTreeMap::new();
-    for row in 0..usize::try_from(locked.len()).unwrap_or(0) {
+    for row in locked.numbers() {
         if let (Some(account), Some(balance)) = (locked.get(row, 1)?, locked.get(row, 2)?) {
             balances.insert(account, Balance { before: balance, now: balance });
         }

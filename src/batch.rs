@@ -254,7 +254,7 @@ impl Batch {
             return self.replay(connected, secured);
         }
         let mut answered = vec![false; self.answers.len()];
-        for at in 0..usize::try_from(found.len()).unwrap_or(0) {
+        for at in found.numbers() {
             let ordinal = found.get::<i64>(at, 6)?.and_then(|ordinal| usize::try_from(ordinal - 1).ok());
             let Some((element, saved)) =
                 ordinal.and_then(|ordinal| keyed.get(ordinal)).zip(request::saved(&found, at)?)
@@ -322,7 +322,7 @@ impl Batch {
         ];
         let recorded = statement::CLAIM_MANY.run(connected, &arguments)?;
         let mut responses: Vec<Option<Jsonb>> = vec![None; decided.records.len()];
-        for row in 0..usize::try_from(recorded.len()).unwrap_or(0) {
+        for row in recorded.numbers() {
             let identity = recorded.get::<i64>(row, 2)?.zip(recorded.get::<Bytes>(row, 3)?.map(|key| key.0));
             let claimed = identity.and_then(|identity| by_key.get(&identity)).copied();
             let (Some(claimed), Some(response)) = (claimed, recorded.get::<Jsonb>(row, 1)?) else {

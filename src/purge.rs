@@ -258,7 +258,7 @@ fn find_subjects(
 ) -> Result<Vec<Subject>, Error> {
     let found = kind.find.run(connected, &[])?;
     let mut subjects = Vec::new();
-    for row in 0..usize::try_from(found.len()).unwrap_or(0) {
+    for row in found.numbers() {
         let Some(text) = found.get::<Text>(row, 1)? else { continue };
         let name = text.to_bytes();
         let cutoff = match given {

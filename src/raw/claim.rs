@@ -12,7 +12,7 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
 use super::lookup::Columns;
-use super::scan::{Index, Key, PrimaryKey, Row, are_as_known, column, has_row_security, read_first};
+use super::scan::{Index, Key, PrimaryKey, Row, are_as_known, column, has_row_security, place, read_first};
 use super::{Jsonb, Text};
 use crate::error::Error;
 
@@ -446,7 +446,7 @@ unsafe fn write(
         let mut recheck = pg_sys::EPQState::default();
         pg_sys::ExecSimpleRelationUpdate(accounts, state, &mut recheck, locked.slot.0, after);
         // As for the statement: a record must not name another balance than the account has.
-        let balance = *(*after).tts_values.add(usize::from(columns.balance.unsigned_abs()) - 1);
+        let balance = *(*after).tts_values.add(place(columns.balance));
         if balance != pg_sys::Datum::from(locked.balance_after) {
             return Err(Error::WriteSuppressed("account"));
         }
@@ -487,7 +487,7 @@ unsafe fn fill(
     unsafe {
         let created_at = pg_sys::GetCurrentTimestamp();
         let set = |column: i16, value: Option<pg_sys::Datum>| {
-            let at = usize::from(column.unsigned_abs()) - 1;
+            let at = place(column);
             *(*record).tts_isnull.add(at) = value.is_none();
             *(*record).tts_values.add(at) = value.unwrap_or(pg_sys::Datum::null());
         };
@@ -523,8 +523,7 @@ unsafe fn new_version(
         let after = pg_sys::ExecInitExtraTupleSlot(state, description, &pg_sys::TTSOpsVirtual);
         let row = pg_sys::ExecFetchSlotHeapTuple(locked.slot.0, false, ptr::null_mut());
         pg_sys::heap_deform_tuple(row, description, (*after).tts_values, (*after).tts_isnull);
-        *(*after).tts_values.add(usize::from(columns.balance.unsigned_abs()) - 1) =
-            pg_sys::Datum::from(locked.balance_after);
+        *(*after).tts_values.add(place(columns.balance)) = pg_sys::Datum::from(locked.balance_after);
         pg_sys::ExecStoreVirtualTuple(after);
         after
     }

@@ -329,6 +329,11 @@ impl Rows<'_> {
         self.processed
     }
 
+    /// The numbers of the rows that were returned, for [`Self::get`].
+    pub fn numbers(&self) -> core::ops::Range<usize> {
+        0..usize::try_from(self.processed).unwrap_or(0)
+    }
+
     /// Whether no row was returned or written.
     pub fn is_empty(&self) -> bool {
         self.processed == 0

@@ -316,6 +316,11 @@ fn quoted_schema(namespace: pg_sys::Oid) -> Option<Vec<u8>> {
     }
 }
 
+/// Where the column of a number, which counts from 1, lies in a list of all columns.
+pub(super) fn place(column: i16) -> usize {
+    usize::from(column.unsigned_abs()) - 1
+}
+
 /// More columns than our tables have; of a table with more, each column is looked for by itself.
 const COLUMNS: usize = 16;
 
@@ -353,7 +358,7 @@ impl Row {
                 return None;
             }
             if let Some(columns) = &self.columns {
-                return columns[usize::from(attribute.unsigned_abs()) - 1];
+                return columns[place(attribute)];
             }
             let datum = pg_sys::heap_getattr(self.tuple, attribute.into(), self.description, &mut is_null);
             (!is_null).then_some(datum)
